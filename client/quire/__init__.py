@@ -1,0 +1,1 @@
+"""Quire: a replicated log and a work queue in one cluster."""

@@ -1,0 +1,188 @@
+"""Errors across the wire: a `QuireError` as a `google.rpc.Status` and back. Nothing else imports google.rpc.
+
+A server calls `abort`. A client catches `grpc.aio.AioRpcError` and raises `from_rpc_error(error)` from it.
+
+A call that ends without a server's word about it is an `OutcomeUnknownError`, whatever status the transport made up,
+unless it is certain that no server began to carry it out: to take a cut call for a failed one is how a message is
+sent twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from quire.errors import ERRORS_BY_REASON, OutcomeUnknownError, QuireError, Status, UnavailableError
+
+DOMAIN: Final = "quire"
+"""The ErrorInfo domain: a reason of another domain, say a proxy's, is none of ours."""
+TRAILER: Final = "grpc-status-details-bin"
+"""Where gRPC carries a serialized google.rpc.Status."""
+
+# gRPC drops calls at random whose trailers are over 8 KiB. The message travels twice: as text in which a byte may
+# take three, and in the status, of which base64 makes four bytes from three. With these limits the status stays under
+# 3 KiB, and all together under 7. They hold for what is received too, since the sender need not be one of ours.
+MESSAGE_BYTES_MAX: Final = 1024
+DETAIL_BYTES_MAX: Final = 512
+DETAILS_BYTES_MAX: Final = 1792
+DETAIL_KEY_BYTES_MAX: Final = 64
+RECEIVED_BYTES_MAX: Final = 16 * 1024
+"""No more is parsed of what a peer sends. Over what we send, for peers that will send more."""
+RETRY_AFTER_MS_MAX: Final = 3_600_000
+
+_REASON = re.compile(r"[A-Z][A-Z0-9_]{0,62}")
+_CUT: Final = "…"
+
+_REFUSALS: Final = frozenset(
+    {
+        Status.INVALID_ARGUMENT,
+        Status.PERMISSION_DENIED,
+        Status.UNAUTHENTICATED,
+        Status.UNIMPLEMENTED,
+    }
+)
+"""The statuses that, from whoever stands between us and the handler, mean that the handler never ran. The others do
+not: RESOURCE_EXHAUSTED, say, is also what a client's own transport makes of an answer that is too long."""
+
+_NEVER_SENT: Final = ("failed to connect to all addresses", "errors resolving ")
+"""How grpcio words that no connection came about. Should it change its words, calls become unknown, which is safe."""
+
+_UNDECIDED: Final = frozenset({Status.CANCELLED, Status.UNKNOWN, Status.DEADLINE_EXCEEDED, Status.INTERNAL})
+"""The statuses that, under a reason of a newer server, do not say that nothing happened."""
+
+_TRY_LATER: Final = frozenset({Status.UNAVAILABLE, Status.RESOURCE_EXHAUSTED})
+
+
+def to_status(error: QuireError) -> status_pb2.Status:
+    """The error as it travels. Long texts are cut, and of too many details the last ones are left out."""
+    status = status_pb2.Status(code=int(error.status), message=_cut(error.message, MESSAGE_BYTES_MAX))
+    status.details.add().Pack(
+        error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=_bounded(error.details.items()))
+    )
+    if error.retry_after_ms is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(_bounded_retry_after_ms(error.retry_after_ms))
+        status.details.add().Pack(retry)
+    return status
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: QuireError) -> NoReturn:
+    """End the call that `context` belongs to with this error."""
+    status = to_status(error)
+    await context.abort(_CODES[error.status], status.message, ((TRAILER, status.SerializeToString()),))
+
+
+def from_status(status: status_pb2.Status) -> QuireError | None:
+    """The error that a peer described, or None where the status holds none of ours. Trusts no part of it."""
+    try:
+        code = Status(status.code)
+        info, retry_after_ms = _unpack(status)
+    except (ValueError, DecodeError):
+        return None
+    if info is None:
+        return None
+    message = _cut(status.message, MESSAGE_BYTES_MAX)
+    details = _bounded(sorted(info.metadata.items()))
+    known = ERRORS_BY_REASON.get(info.reason)
+    if known is not None:
+        try:
+            return known.from_wire(message, details, retry_after_ms=retry_after_ms)
+        except (KeyError, ValueError):
+            pass  # the details lack what the class promises: better no class than a wrong offset
+    return _unrecognized(info.reason, code, message, details, retry_after_ms)
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> QuireError:
+    """The error behind a failed call: the server's where it sent one, else what the end of the call lets us know."""
+    status = Status(error.code().value[0])
+    for key, value in error.trailing_metadata() or ():
+        if key == TRAILER and isinstance(value, bytes) and len(value) <= RECEIVED_BYTES_MAX:
+            received = _parse(value)
+            # Another code than the call's own: the transport overruled the server, so nobody knows what it answered.
+            if received is not None and received.code == status and (sent := from_status(received)) is not None:
+                return sent
+    return _without_details(status, _cut(error.details() or "", MESSAGE_BYTES_MAX))
+
+
+def _without_details(status: Status, text: str) -> QuireError:
+    """What to make of a call that ended with no more than a status and somebody's words."""
+    if status in _REFUSALS:
+        refused = QuireError(f"the call was refused: {text or status.name}")
+        refused.status = status
+        return refused
+    if status == Status.UNAVAILABLE and text.startswith(_NEVER_SENT):
+        return UnavailableError(f"no connection: {text}")
+    return OutcomeUnknownError(
+        f"the call ended without an answer ({status.name}: {text or 'no message'}); it may have been carried out",
+        grpc_status=status.name,
+    )
+
+
+def _unrecognized(
+    reason: str, status: Status, message: str, details: Mapping[str, str], retry_after_ms: int | None
+) -> QuireError:
+    """An error whose reason this version does not know: act on its status, and hand on what it said."""
+    kind = OutcomeUnknownError if status in _UNDECIDED else QuireError
+    error = kind.from_wire(message, details, retry_after_ms=retry_after_ms)
+    error.reason = reason if _REASON.fullmatch(reason) else QuireError.reason
+    error.status = status
+    error.retriable = status in _TRY_LATER
+    return error
+
+
+def _unpack(status: status_pb2.Status) -> tuple[error_details_pb2.ErrorInfo | None, int | None]:
+    """Our ErrorInfo and the milliseconds of the RetryInfo, from a status that anyone may have made."""
+    info: error_details_pb2.ErrorInfo | None = None
+    retry_after_ms: int | None = None
+    for detail in status.details:
+        if info is None and detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+            candidate = error_details_pb2.ErrorInfo.FromString(detail.value)
+            info = candidate if candidate.domain == DOMAIN else None
+        elif retry_after_ms is None and detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+            delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
+            retry_after_ms = _bounded_retry_after_ms(delay.seconds * 1000 + delay.nanos // 1_000_000)
+    return info, retry_after_ms
+
+
+def _parse(value: bytes) -> status_pb2.Status | None:
+    try:
+        return status_pb2.Status.FromString(value)
+    except DecodeError:
+        return None
+
+
+def _bounded(details: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """As many of the details as fit, each cut to its limit."""
+    fitting: dict[str, str] = {}
+    left = DETAILS_BYTES_MAX
+    for key, value in details:
+        key, value = _cut(key, DETAIL_KEY_BYTES_MAX), _cut(value, DETAIL_BYTES_MAX)
+        left -= len(key.encode()) + len(value.encode()) + 8  # 8: tags and lengths of a map entry
+        if left < 0:
+            break
+        fitting[key] = value
+    return fitting
+
+
+def _bounded_retry_after_ms(retry_after_ms: int) -> int:
+    return min(max(retry_after_ms, 0), RETRY_AFTER_MS_MAX)
+
+
+def _cut(text: str, bytes_max: int) -> str:
+    """The text as UTF-8 can carry it, within the limit, with a mark where something is missing."""
+    encoded = text.encode(errors="replace")  # file names may hold surrogates, which protobuf refuses
+    if len(encoded) > bytes_max:
+        encoded = encoded[: bytes_max - len(_CUT.encode())]
+        return encoded.decode(errors="ignore") + _CUT
+    return encoded.decode()
+
+
+_CODES: Final[Mapping[Status, grpc.StatusCode]] = {
+    Status(code.value[0]): code for code in grpc.StatusCode if code is not grpc.StatusCode.OK
+}

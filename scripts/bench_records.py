@@ -1,0 +1,299 @@
+"""How quick the record codec is, against those of aiokafka (Cython) and kafka-python (Python), measured in one run.
+
+Subject and baseline take turns and medians are compared, so that whatever else the machine does hits both. Rates
+differ between machines; the ratios are what to look at. Exits with 1 when a gate is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from time import perf_counter
+
+from aiokafka.record.default_records import DefaultRecordBatch as AiokafkaBatch
+from aiokafka.record.default_records import DefaultRecordBatchBuilder as AiokafkaBuilder
+from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
+from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
+from rich.console import Console
+from rich.table import Table
+
+from quire.records import (
+    BATCH_BYTES_MAX,
+    BatchBuilder,
+    Codec,
+    Header,
+    check_produced,
+    decode,
+    encode_columns,
+    parse_batch,
+    parse_header,
+)
+
+TIMESTAMP_MS = 1_700_000_000_000
+VALUE_BYTES = 100
+COLUMNAR_RATIO_MIN = 2.0
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One row: the same work done by us and by a baseline."""
+
+    what: str
+    unit: str
+    """What `count` counts."""
+    count: int
+    subject: Work
+    baseline_name: str = ""
+    baseline: Work | None = None
+    ratio_min: float | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    contest: Contest
+    subject_rate: float
+    baseline_rate: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        return self.subject_rate / self.baseline_rate if self.baseline_rate else None
+
+    @property
+    def missed(self) -> bool:
+        return self.contest.ratio_min is not None and (self.ratio or 0.0) < self.contest.ratio_min
+
+
+def measure(contest: Contest, *, rounds: int, round_s_min: float) -> Outcome:
+    """Let both take turns, each repeating its work for about `round_s_min` in a turn."""
+    works = [contest.subject] if contest.baseline is None else [contest.subject, contest.baseline]
+    repeats = []
+    for work in works:
+        work()  # caches are part of how it runs for long
+        repeats.append(max(1, round(round_s_min / max(_time(work, 1), 1e-9))))
+    times: list[list[float]] = [[] for _ in works]
+    # When the garbage collector runs depends on what ran before, and decoding makes much for it to look at: whoever
+    # it happens to hit would pay for both.
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for work, repeat, taken in zip(works, repeats, times, strict=True):
+                taken.append(_time(work, repeat) / repeat)
+    finally:
+        gc.enable()
+    rates = [contest.count / median(taken) for taken in times]
+    return Outcome(contest, rates[0], rates[1] if len(rates) > 1 else None)
+
+
+def _time(work: Work, repeat: int) -> float:
+    start = perf_counter()
+    for _ in range(repeat):
+        work()
+    return perf_counter() - start
+
+
+# --- the work ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Data:
+    """Records as columns; JSON-like, so that compressing them means something."""
+
+    values: Sequence[bytes]
+    keys: Sequence[bytes] | None = None
+    headers: Sequence[Header] = ()
+
+    def rows(self) -> list[tuple[bytes | None, bytes]]:
+        return [(None if self.keys is None else self.keys[i], value) for i, value in enumerate(self.values)]
+
+
+def make_values(count: int, *, varying: bool, rng: random.Random) -> list[bytes]:
+    values = []
+    for index in range(count):
+        size = rng.randrange(VALUE_BYTES // 2, VALUE_BYTES * 3 // 2) if varying else VALUE_BYTES
+        text = b'{"id":%d,"customer":%d,"total":%d,"note":"' % (index, rng.randrange(1000), rng.randrange(10**6))
+        values.append(text.ljust(size, b"x")[:size])
+    return values
+
+
+def ours_at_a_time(data: Data, codec: Codec = Codec.NONE) -> Callable[[], bytes]:
+    rows, headers = data.rows(), list(data.headers)
+
+    def work() -> bytes:
+        builder = BatchBuilder()
+        append = builder.append
+        for key, value in rows:
+            append(key, value, headers, TIMESTAMP_MS)
+        return builder.build(codec=codec)
+
+    return work
+
+
+def theirs_at_a_time(
+    builder_class: type[AiokafkaBuilder] | type[KafkaPythonBuilder], data: Data, codec: Codec = Codec.NONE
+) -> Work:
+    rows, headers = list(enumerate(data.rows())), list(data.headers)
+
+    def work() -> object:
+        builder = builder_class(2, int(codec), 0, -1, -1, -1, BATCH_BYTES_MAX)
+        append = builder.append
+        for offset, (key, value) in rows:
+            append(offset, TIMESTAMP_MS, key, value, headers)
+        return builder.build()
+
+    return work
+
+
+def ours_columnar(data: Data) -> Work:
+    return lambda: encode_columns(data.values, keys=data.keys, timestamp_ms=TIMESTAMP_MS)
+
+
+def theirs_decoding(batch_class: type[AiokafkaBatch] | type[KafkaPythonBatch], batch: bytes) -> Work:
+    def work() -> object:
+        reader = batch_class(batch)
+        reader.validate_crc()
+        return list(reader)
+
+    return work
+
+
+def contests(rng: random.Random) -> list[Contest]:
+    rows = []
+    for count in (1_000, 10_000):
+        plain = Data(make_values(count, varying=False, rng=rng))
+        keyed = Data(plain.values, keys=[b"customer-%03d" % rng.randrange(1000) for _ in range(count)])
+        varying = Data(make_values(count, varying=True, rng=rng))
+        keyed_varying = Data(varying.values, keys=keyed.keys)
+        mixed = Data(varying.values, keys=[b"k%d" % rng.randrange(10**6) for _ in range(count)])
+        rows += [
+            Contest(
+                f"encode columns, {count} x {VALUE_BYTES} B",
+                "records",
+                count,
+                ours_columnar(plain),
+                "aiokafka builder",
+                theirs_at_a_time(AiokafkaBuilder, plain),
+                COLUMNAR_RATIO_MIN,
+            )
+        ]
+        rows += [
+            Contest(
+                f"encode columns, {count}, {name}",
+                "records",
+                count,
+                ours_columnar(data),
+                "aiokafka builder",
+                theirs_at_a_time(AiokafkaBuilder, data),
+            )
+            for name, data in (
+                ("keyed", keyed),
+                ("varying", varying),
+                ("keyed, varying", keyed_varying),
+                ("keyed, both varying", mixed),
+            )
+        ]
+    data = Data(make_values(1_000, varying=False, rng=rng))
+    with_headers = Data(data.values, keys=[b"k"] * 1_000, headers=[("traceparent", b"0" * 55), ("n", None)])
+    for name, each in (("plain", data), ("key, 2 headers", with_headers)):
+        batch = ours_at_a_time(each)()
+        for baseline, builder_class, batch_class in (
+            ("aiokafka", AiokafkaBuilder, AiokafkaBatch),
+            ("kafka-python", KafkaPythonBuilder, KafkaPythonBatch),
+        ):
+            rows += [
+                Contest(
+                    f"encode a record at a time, {name}",
+                    "records",
+                    1_000,
+                    ours_at_a_time(each),
+                    baseline,
+                    theirs_at_a_time(builder_class, each),
+                ),
+                Contest(
+                    f"decode, {name}",
+                    "records",
+                    1_000,
+                    partial(decode, batch),
+                    baseline,
+                    theirs_decoding(batch_class, batch),
+                ),
+            ]
+    for codec in (Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD):
+        name = codec.name.lower()
+        batch = encode_columns(data.values, timestamp_ms=TIMESTAMP_MS, codec=codec)
+        rows += [
+            Contest(
+                f"encode, {name}",
+                "records",
+                1_000,
+                ours_at_a_time(data, codec),
+                "aiokafka",
+                theirs_at_a_time(AiokafkaBuilder, data, codec),
+            ),
+            Contest(
+                f"decode, {name}",
+                "records",
+                1_000,
+                partial(decode, batch),
+                "aiokafka",
+                theirs_decoding(AiokafkaBatch, batch),
+            ),
+        ]
+    for count in (1, 100, 10_000):
+        batch = encode_columns([b"x" * VALUE_BYTES] * count, timestamp_ms=TIMESTAMP_MS)
+        rows.append(Contest(f"header and CRC, {len(batch)} B", "batches", 1, partial(parse_batch, batch)))
+    header = parse_header(batch)
+    rows.append(Contest("check_produced", "batches", 1, partial(check_produced, header)))
+    return rows
+
+
+# --- the table -----------------------------------------------------------------------------------------------------
+
+
+def report(outcomes: Sequence[Outcome], console: Console) -> None:
+    table = Table(title="quire.records: million a second, medians")
+    for column in ("work", "unit", "quire", "baseline", "", "ratio", "gate"):
+        table.add_column(column, justify="right" if column in ("quire", "", "ratio") else "left")
+    for outcome in outcomes:
+        contest = outcome.contest
+        gate = ""
+        if contest.ratio_min is not None:
+            gate = f"{'MISS' if outcome.missed else 'PASS'} (>= {contest.ratio_min:g}x)"
+        table.add_row(
+            contest.what,
+            contest.unit,
+            f"{outcome.subject_rate / 1e6:.3f}",
+            contest.baseline_name,
+            "" if outcome.baseline_rate is None else f"{outcome.baseline_rate / 1e6:.3f}",
+            "" if outcome.ratio is None else f"{outcome.ratio:.2f}x",
+            gate,
+        )
+    console.print(table)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="bench records", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15, help="turns that each side takes (15)")
+    parser.add_argument("--round-ms", type=float, default=10.0, help="about how long a turn lasts (10)")
+    parser.add_argument("--only", default="", help="only the rows whose name contains this")
+    parser.add_argument("--seed", type=int, default=1, help="for the data (1)")
+    arguments = parser.parse_args(argv)
+    outcomes = [
+        measure(contest, rounds=arguments.rounds, round_s_min=arguments.round_ms / 1000)
+        for contest in contests(random.Random(arguments.seed))
+        if arguments.only in contest.what
+    ]
+    # A width of its own: in a pipe there is no terminal to ask, and the names would be cut.
+    report(outcomes, Console(width=120 if not sys.stdout.isatty() else None))
+    return int(any(outcome.missed for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,145 @@
+"""Which module may import which: the layers of the code base as a table, and a check of source text against it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+CORES: Final = frozenset({"log", "replica", "group", "queue", "txn"})
+
+LAYERS: Final[dict[str, frozenset[str]]] = {
+    # Of a server package's folders and top-level modules, which may import which others of the same package.
+    "": frozenset(),
+    "ports": frozenset(),
+    **{core: CORES | {"ports"} for core in CORES},
+    "adapters": frozenset({"ports"}),
+    "raft": frozenset({"ports"}),
+    "runtime": CORES | {"ports"},
+    "service": CORES | {"ports", "runtime"},
+    "app": CORES | {"ports", "runtime", "service", "adapters", "raft"},
+    "cli": CORES | {"ports", "runtime", "service", "adapters", "raft", "app"},
+}
+
+SERVERS: Final = ("quire_broker", "quire_controller")
+NOT_FOR_CLIENTS: Final = (*SERVERS, "quire_spark")
+
+BASE: Final = ("quire.records", "quire.types", "quire.errors")
+"""What the cores stand on: as pure as they are, and all that they may use of the client package."""
+
+IMPURE: Final = (
+    *("asyncio", "concurrent", "grpc", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select"),
+    *("shutil", "signal", "socket", "ssl", "subprocess", "tempfile", "threading", "time", "uvloop"),
+)
+"""Modules with a clock, randomness, threads or I/O: what would make a core behave differently under simulation."""
+PURE_PARTS: Final = ("pathlib.PurePath", "pathlib.PurePosixPath")
+IMPURE_CALLS: Final = frozenset({"open", "print", "input"})
+
+ONLY_IN: Final = {
+    # What is semi-private, hardened or translated in one place is imported there alone.
+    "aiokafka": "quire.records._cython",
+    "pysyncobj": "quire_controller.raft",
+    "google.rpc": "quire.rpc_errors",
+}
+
+
+@dataclass(frozen=True)
+class Violation:
+    module: str
+    line: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line}: {self.what}"
+
+
+def check(module: str, source: str, *, is_package: bool = False) -> list[Violation]:
+    """Every import in `source`, the text of `module`, that goes the wrong way."""
+    tree = ast.parse(source)
+    found: list[Violation] = []
+    if _within(module, *SERVERS) and _layer(module) not in LAYERS:
+        what = f"is in '{_layer(module)}', which has no place among the layers: give it one in LAYERS"
+        found.append(Violation(module, 1, what))
+    found += [
+        Violation(module, line, what)
+        for line, imported in _imports(tree, module if is_package else module.rpartition(".")[0])
+        for what in _complaints(module, imported)
+    ]
+    if _is_pure(module):
+        found += [
+            Violation(module, node.lineno, f"calls {node.func.id}(), and is to be pure")
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS
+        ]
+    return found
+
+
+def check_tree(root: Path) -> tuple[int, list[Violation]]:
+    """All modules below `root`, a folder with packages: how many there are, and what is wrong with them."""
+    found: list[Violation] = []
+    count = 0
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        module = ".".join(parts[:-1] if is_package else parts)
+        found += check(module, path.read_text(encoding="utf-8"), is_package=is_package)
+        count += 1
+    return count, found
+
+
+def _imports(tree: ast.Module, package: str) -> Iterator[tuple[int, str]]:
+    """(line, absolute name) of each import. What comes from a module counts as a module below it: it may be one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *filter(None, [base])])
+            yield from ((node.lineno, f"{base}.{alias.name}".removesuffix(".*")) for alias in node.names)
+        elif isinstance(node, ast.Call) and (name := _dynamic_import(node)):
+            yield node.lineno, name
+
+
+def _dynamic_import(call: ast.Call) -> str | None:
+    """The module that `import_module("x")` or `__import__("x")` names; one that is computed cannot be judged."""
+    function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
+    if function not in ("import_module", "__import__") or not call.args:
+        return None
+    name = call.args[0]
+    return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else None
+
+
+def _complaints(module: str, imported: str) -> Iterator[str]:
+    if _within(module, "quire") and _within(imported, *NOT_FOR_CLIENTS):
+        yield f"imports {imported}, and the client imports no server"
+    if _is_pure(module):
+        if _within(imported, *IMPURE) and not _within(imported, *PURE_PARTS):
+            yield f"imports {imported}, and is to be pure"
+        if _within(imported, "quire") and not _within(imported, *BASE):
+            yield f"imports {imported}, and may use only {', '.join(BASE)} of the client package"
+    for library, home in ONLY_IN.items():
+        if _within(imported, library) and not _within(module, home):
+            yield f"imports {imported}, which only {home} does"
+    package, layer, target = module.split(".")[0], _layer(module), _layer(imported)
+    # A target that is no layer is a name that the package's own __init__ defines.
+    inside = package in SERVERS and _within(imported, package) and target in LAYERS
+    if inside and target not in ("", layer, *LAYERS.get(layer, ())):
+        yield f"imports {imported}, but '{layer or '__init__'}' stands below or beside '{target}'"
+
+
+def _layer(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def _is_pure(module: str) -> bool:
+    if _within(module, *BASE):
+        return True
+    return _within(module, *SERVERS) and _layer(module) in CORES
+
+
+def _within(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
