@@ -1,4 +1,4 @@
-"""A hundred thousand damaged and lying batches: each decodes, or fails with an error of ours, in bounded memory.
+"""A hundred thousand damaged and lying batches: each decodes or fails as it should, in bounded memory and time.
 
 The run is a process of its own with little address space, so that a decoder that believes a length, or inflates a
 bomb, dies there and not in the test run. It is seeded: the same mutations every time.
@@ -14,6 +14,7 @@ import re
 import resource
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +23,9 @@ from typing import Final
 
 from crc32c import crc32c
 
-from quire.errors import QuireError
+from quire.errors import ChecksumMismatchError, QuireError
 from quire.records import (
+    DEFAULT_LIMITS,
     HEADER_BYTES,
     Attributes,
     BatchHeader,
@@ -35,7 +37,7 @@ from quire.records import (
     parse_header,
 )
 from quire.records.compression import compress, decompress
-from quire.records.header import CRC_FIELD, CRC_START, pack_header
+from quire.records.header import CRC_FIELD, CRC_START, LENGTH_FIELD_END, pack_header
 from quire.records.structure import check_records
 from quire.records.varint import encode_varint
 from tests.unit.records_bombs import BOMBS
@@ -47,6 +49,8 @@ COUNT: Final = 100_000
 SEED: Final = 20_240_229
 ADDRESS_SPACE_BYTES: Final = 512 << 20
 """Beyond what the process has when it starts: a few times what a batch may inflate to, far less than any bomb."""
+DECODE_S_MAX: Final = 60.0
+"""Of processor time, for one batch: several times what the worst of them takes."""
 
 HOSTILE: Final[Sequence[bytes]] = [
     *map(encode_varint, (-1, -2, -64, -(2**31), -(2**63), 0, 1, 7, 63, 64, 300, 2**31 - 1, 2**31, 2**32, 2**53)),
@@ -220,9 +224,16 @@ class Report:
     crc_repaired: int = 0
     survived: int = 0
     compared: int = 0
+    decode_s_max: float = 0.0
     errors: Counter[str] = field(default_factory=Counter)
     survived_by_mutation: Counter[str] = field(default_factory=Counter)
     failed_by_mutation: Counter[str] = field(default_factory=Counter)
+
+
+def good_crc(data: bytes) -> int:
+    """The CRC of as many bytes as the batch says it has: it may lie about that."""
+    length = int.from_bytes(data[8:LENGTH_FIELD_END], "big", signed=True)
+    return crc32c(data[CRC_START : max(CRC_START, length + LENGTH_FIELD_END)])
 
 
 def with_crc(data: bytes, crc: int) -> bytes:
@@ -250,6 +261,16 @@ def _wrap(timestamp: int) -> int:
     return (timestamp + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
+def timed_decode(
+    report: Report, data: bytes, *, check: bool = True, limits: Limits = DEFAULT_LIMITS
+) -> Sequence[Record]:
+    started = time.process_time()
+    try:
+        return decode(data, check=check, limits=limits)
+    finally:
+        report.decode_s_max = max(report.decode_s_max, time.process_time() - started)
+
+
 def run(count: int, seed: int) -> Report:
     rng = random.Random(seed)
     report = Report()
@@ -262,7 +283,7 @@ def run(count: int, seed: int) -> Report:
         data = mutate(rng, base)
         repaired = report.mutated % 2 == 0
         # Without repair the batch keeps the CRC that it had, as damage on the way would leave it.
-        data = with_crc(data, crc32c(data[CRC_START:]) if repaired else parse_header(base.data).crc)
+        data = with_crc(data, good_crc(data) if repaired else parse_header(base.data).crc)
         if data == base.data:
             continue
         report.mutated += 1
@@ -270,20 +291,24 @@ def run(count: int, seed: int) -> Report:
         # A reader that leaves out the CRC, having checked it, must be as safe.
         for check in (True,) if repaired else (True, False):
             try:
-                records = decode(data, check=check, limits=limits)
+                records = timed_decode(report, data, check=check, limits=limits)
             except QuireError as error:
+                if repaired and isinstance(error, ChecksumMismatchError):
+                    raise AssertionError("the CRC was not made good, so nothing behind it was tried") from error
                 report.errors[type(error).__name__] += 1
                 report.failed_by_mutation[mutate.__name__] += 1
             else:
                 report.survived += 1
                 report.survived_by_mutation[mutate.__name__] += 1
                 report.compared += check_survivor(data, records)
-    for codec, payload in BOMBS.values():
+    for name, (codec, payload) in BOMBS.items():
         # With the limits that everyone has.
         try:
-            decode(batch_around(payload, codec))
+            timed_decode(report, batch_around(payload, codec))
         except QuireError as error:
             report.errors[type(error).__name__] += 1
+        else:
+            raise AssertionError(f"{name} passed for a batch")
     return report
 
 
@@ -309,6 +334,7 @@ def test_mutated_batches_decode_or_fail_as_they_should() -> None:
     names = {mutate.__name__ for mutate, _ in MUTATIONS}
     assert report["mutated"] == COUNT
     assert report["crc_repaired"] == COUNT // 2
+    assert report["decode_s_max"] < DECODE_S_MAX
     # Both ends were reached, or the mutations are too harsh or too weak to show anything.
     assert report["survived"] > COUNT // 100
     assert report["compared"] > 0.9 * report["survived"]

@@ -1,4 +1,4 @@
-"""Small streams that claim, or inflate to, gigabytes."""
+"""Streams that claim, inflate to, or otherwise cost gigabytes. Each fits a batch, so that decoders get to it."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def zstd_claim() -> bytes:
 
 
 def snappy_honest() -> bytes:
-    """1 GiB of zeros: snappy shrinks no better than 21 to 1, so the limit has to be far below that."""
+    """256 MiB of zeros in 12 MB: snappy shrinks no better than 21 to 1, and 16 MiB is all that a batch may have."""
     block = bytes(cramjam.snappy.compress_raw(bytes(1 << 20)))
-    return _XERIAL + (struct.pack(">i", len(block)) + block) * 1024
+    return _XERIAL + (struct.pack(">i", len(block)) + block) * 256
 
 
 BOMBS: Final[dict[str, tuple[Codec, bytes]]] = {
@@ -62,4 +62,5 @@ BOMBS: Final[dict[str, tuple[Codec, bytes]]] = {
     "snappy that only claims": (Codec.SNAPPY, b"\xff\xff\xff\xff\x0f\x00a"),
     "snappy that claims in a block": (Codec.SNAPPY, _XERIAL + struct.pack(">i", 7) + b"\xff\xff\xff\xff\x0f\x00a"),
     "snappy": (Codec.SNAPPY, snappy_honest()),
+    "snappy in millions of empty blocks": (Codec.SNAPPY, _XERIAL + b"\x00\x00\x00\x01\x00" * (3 << 20)),
 }

@@ -13,9 +13,10 @@ import pytest
 import zstandard
 
 from quire.errors import BatchTooLargeError, InvalidArgumentError, PoisonBatchError
-from quire.records import Codec
+from quire.records import Codec, parse_batch
 from quire.records.compression import compress, decompress
 from tests.unit.records_bombs import BOMBS
+from tests.unit.records_crafting import batch_around
 
 PLAIN = b"".join(b'{"id":%d,"total":%d}' % (i, i * 7919 % 1000) for i in range(20_000))
 CODECS = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
@@ -32,7 +33,7 @@ def test_round_trip(codec: Codec, size: int) -> None:
     assert inflate(codec, compress(codec, PLAIN[:size])) == PLAIN[:size]
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", list(Codec))
 def test_the_limit_is_exact(codec: Codec) -> None:
     data = compress(codec, PLAIN)
     assert inflate(codec, data, len(PLAIN)) == PLAIN
@@ -143,9 +144,22 @@ def test_snappy_blocks_that_lie_about_their_length(length: int) -> None:
         inflate(Codec.SNAPPY, XERIAL + struct.pack(">i", length) + b"\x01\x00a")
 
 
+def test_snappy_has_so_many_blocks_and_no_more() -> None:
+    block = struct.pack(">i", 3) + b"\x01\x00a"
+    assert inflate(Codec.SNAPPY, XERIAL + block * 65536) == b"a" * 65536
+    with pytest.raises(PoisonBatchError, match="more than 65536 blocks"):
+        inflate(Codec.SNAPPY, XERIAL + block * 65537)
+
+
 def test_snappy_cut_off_within_a_length() -> None:
     with pytest.raises(PoisonBatchError):
         inflate(Codec.SNAPPY, compress(Codec.SNAPPY, PLAIN) + b"\x00\x00")
+
+
+@pytest.mark.parametrize(("codec", "bomb"), BOMBS.values(), ids=BOMBS.keys())
+def test_bombs_fit_a_batch(codec: Codec, bomb: bytes) -> None:
+    # A larger one is refused for its size, and no decoder that is shown it ever inflates it.
+    parse_batch(batch_around(bomb, codec))
 
 
 @pytest.mark.parametrize(("codec", "bomb"), BOMBS.values(), ids=BOMBS.keys())

@@ -97,6 +97,13 @@ def test_a_refused_record_leaves_no_trace() -> None:
     assert rows(decode(builder.build())) == [(0, NOW_MS, None, b"a", []), (1, NOW_MS, None, b"b", [("k", b"v")])]
 
 
+def test_headers_that_can_be_read_only_once_are_kept() -> None:
+    builder = BatchBuilder()
+    for value in (b"a", b"b"):
+        assert builder.append(None, value, iter([("k", b"v")]), NOW_MS)  # type: ignore[arg-type]  # easily passed
+    assert [list(record.headers) for record in decode(builder.build())] == [[("k", b"v")]] * 2
+
+
 def test_timestamps_may_go_back_but_not_before_the_epoch() -> None:
     builder = BatchBuilder()
     for timestamp_ms in (NOW_MS, NOW_MS - 10, NOW_MS + 10, 0, (1 << 63) - 1):

@@ -47,6 +47,7 @@ class BatchBuilder:
         count = self._count
         try:
             if not count:
+                headers = list(headers)  # read here and by the writer: an iterator would be empty by then
                 self._check_first(key, value, headers, timestamp_ms)
             if count >= self._count_max:
                 return False
@@ -82,10 +83,10 @@ class BatchBuilder:
         )
 
     def _check_first(
-        self, key: Buffer | None, value: Buffer | None, headers: Sequence[Header], timestamp_ms: int
+        self, key: Buffer | None, value: Buffer | None, headers: list[Header], timestamp_ms: int
     ) -> None:
         check_timestamp(timestamp_ms)
-        size = HEADER_BYTES + self._writer.size_in_bytes(0, timestamp_ms, key, value, list(headers))
+        size = HEADER_BYTES + self._writer.size_in_bytes(0, timestamp_ms, key, value, headers)
         if size > BATCH_BYTES_MAX:
             raise BatchTooLargeError(
                 f"a batch of this record alone takes {size} bytes, over the limit of {BATCH_BYTES_MAX}",

@@ -33,6 +33,9 @@ _ZSTD_WINDOW_BYTES_MAX: Final = 1 << 27
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
+_XERIAL_BLOCK_COUNT_MAX: Final = 1 << 16
+"""Room for 64 MiB in blocks of 1 KiB; writers fill 32. Each block costs memory and time of its own, and an empty one
+takes 5 bytes: without a bound a batch of 16 MiB would cost its reader a gigabyte, and seconds."""
 _INT32 = struct.Struct(">i")
 _SNAPPY_RATIO_MAX: Final = 64
 """A three-byte copy yields at most 64 bytes: whatever claims more than 64 a byte lies."""
@@ -76,8 +79,12 @@ def compress(codec: int, plain: Buffer, *, level: int | None = None) -> bytes:
 
 
 def decompress(codec: int, data: Buffer, *, plain_bytes_max: int) -> Buffer:
-    """Undo `compress`, refusing to make more than `plain_bytes_max` bytes, whatever the data claims."""
+    """Undo `compress`, refusing to give more than `plain_bytes_max` bytes, whatever the data claims."""
     if codec == Codec.NONE:
+        if len(data) > plain_bytes_max:
+            raise BatchTooLargeError(
+                f"{len(data)} bytes of records are over the limit of {plain_bytes_max}", limit_bytes=plain_bytes_max
+            )
         return data
     inflate = _INFLATE.get(codec)
     if inflate is None:
@@ -134,9 +141,11 @@ def _inflate_snappy(data: Buffer, plain_bytes_max: int) -> bytes:
 
 
 def _xerial_blocks(view: memoryview) -> list[memoryview]:
-    blocks = []
+    blocks: list[memoryview] = []
     position, end = len(_XERIAL_HEADER), len(view)
     while position < end:
+        if len(blocks) == _XERIAL_BLOCK_COUNT_MAX:
+            raise _DamagedError(f"it has more than {_XERIAL_BLOCK_COUNT_MAX} blocks")
         if end - position < _INT32.size:
             raise _DamagedError("it ends within a block's length")
         (length,) = _INT32.unpack_from(view, position)
