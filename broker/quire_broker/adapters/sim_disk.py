@@ -68,15 +68,17 @@ class SimFile:
         room = self._disk.room()
         grows = max(0, position + len(data) - len(seen))
         dying = self._disk.step()
-        if grows > room:
-            # Like a real file system: what fits is written before the error is told.
-            self._apply(_Write(position, data[: max(0, len(data) - (grows - room))]))
-            raise DiskFullError(f"no room to write {self._path}", path=self._path, retry_after_ms=1000)
-        if self._path in self._disk.failing_writes:
-            raise DiskIoError(f"cannot write {self._path}: simulated", path=self._path)
-        self._apply(_Write(position, data))
+        failing = self._path in self._disk.failing_writes
+        # Like a real file system: what fits is written before the error is told.
+        fits = 0 if failing else len(data) - max(0, grows - room)
+        if fits > 0:
+            self._apply(_Write(position, data[:fits]))
         if dying:
             raise SimulatedCrash(f"write {self._path}")
+        if failing:
+            raise DiskIoError(f"cannot write {self._path}: simulated", path=self._path)
+        if fits < len(data):
+            raise DiskFullError(f"no room to write {self._path}", path=self._path, retry_after_ms=1000)
         return len(data)
 
     def truncate(self, size: int) -> None:
@@ -239,7 +241,10 @@ class SimDisk:
     def room(self) -> int:
         if self.capacity_bytes is None:
             return 1 << 62
-        return max(0, self.capacity_bytes - sum(len(node.seen) for node in self._seen.values()))
+        return max(0, self.capacity_bytes - self.used_bytes())
+
+    def used_bytes(self) -> int:
+        return sum(len(node.seen) for node in self._seen.values())
 
     def _rename(self, path: str, old: str | None, node: _Node | None) -> None:
         change = (path, old, node)

@@ -1,0 +1,377 @@
+"""Opening a log: from what is on the disk to what may be believed.
+
+Below the recovery point indexes and seals are believed until something contradicts them. Past it every batch is
+checked, and where one does not check the question is whether it was ever acknowledged: docs/STORAGE.md, "Opening".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from quire.errors import DamagedFileError, MalformedBatchError
+from quire.records.header import HEADER_BYTES, parse_header
+from quire_broker.log import checkpoint as checkpoints
+from quire_broker.log import snapshots, synced_mark
+from quire_broker.log.checkpoint import Checkpoint
+from quire_broker.log.config import LogConfig
+from quire_broker.log.epochs import LeaderEpochs
+from quire_broker.log.framed import TEMPORARY_SUFFIX
+from quire_broker.log.index import SealedIndex
+from quire_broker.log.producers import Producers
+from quire_broker.log.ranges import OffsetRange, OffsetRanges
+from quire_broker.log.scan import Anchor, Damage, Found, scan
+from quire_broker.log.segment import DELETED_SUFFIX, Segment
+from quire_broker.log.sidecar import SidecarKind
+from quire_broker.log.state import LogState
+from quire_broker.ports import Disk
+
+_SEGMENT_NAME = re.compile(r"(\d{20})\.log")
+_REWRITE_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class TornTail:
+    """What was cut off the end: written, as far as can be told, but never acknowledged."""
+
+    path: str
+    position: int
+    offset: int
+    reason: str
+
+
+@dataclass
+class RecoveryReport:
+    """What opening found, for logs and people."""
+
+    distrusted: str | None = None
+    """Why nothing was believed and everything scanned."""
+    torn: TornTail | None = None
+    damaged: list[Damage] = field(default_factory=list)
+    missing: list[OffsetRange] = field(default_factory=list)
+    """Offsets of which not even damaged bytes are there."""
+    rebuilt: list[str] = field(default_factory=list)
+    """Segments whose index had to be made anew."""
+    scanned_bytes: int = 0
+
+
+def segment_bases(names: Iterable[str]) -> list[int]:
+    """The base offsets of the segments among a directory's names."""
+    return sorted(int(match[1]) for name in names if (match := _SEGMENT_NAME.fullmatch(name)))
+
+
+def recover(
+    disk: Disk, directory: str, *, config: LogConfig, kinds: tuple[SidecarKind, ...], now_ms: int
+) -> tuple[LogState, RecoveryReport]:
+    """What the log in a directory is, or is to become. Files are mended; what was mended is not yet synced."""
+    disk.make_dirs(directory)
+    _sweep(disk, directory)
+    saved = checkpoints.load(disk, directory)
+    bases = segment_bases(disk.names(directory))
+    if saved is None and not bases:
+        saved = Checkpoint()
+        checkpoints.save(disk, directory, saved)
+    if isinstance(saved, Checkpoint):
+        bases = _finish_removals(disk, directory, saved, bases, kinds)
+    return _Recovery(disk, directory, config, kinds, now_ms, saved, bases).run()
+
+
+def _sweep(disk: Disk, directory: str) -> None:
+    """Remove what a crash left half written or half removed."""
+    for name in disk.names(directory):
+        if name.endswith((TEMPORARY_SUFFIX, DELETED_SUFFIX)):
+            disk.remove(f"{directory}/{name}")
+
+
+def _finish_removals(
+    disk: Disk, directory: str, saved: Checkpoint, bases: list[int], kinds: tuple[SidecarKind, ...]
+) -> list[int]:
+    """Carry out what the checkpoint says was meant: a higher start, a lower end."""
+    if saved.cut is not None:
+        for base in reversed([base for base in bases if base > saved.cut.segment]):
+            Segment(disk, directory, base, kinds).remove()
+        bases = [base for base in bases if base <= saved.cut.segment]
+        if bases and bases[-1] == saved.cut.segment:
+            cut_segment(Segment(disk, directory, bases[-1], kinds), saved.cut.position)
+    while len(bases) > 1 and bases[1] <= saved.start_offset:
+        Segment(disk, directory, bases.pop(0), kinds).remove()
+    return bases
+
+
+def cut_segment(segment: Segment, position: int) -> None:
+    """Shorten a segment's file, durably: later writes must find zeros behind the cut and not what was there."""
+    if segment.file.size() > position:
+        segment.file.truncate(position)
+    segment.file.sync()
+    segment.remove_beside()
+
+
+class _Recovery:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        config: LogConfig,
+        kinds: tuple[SidecarKind, ...],
+        now_ms: int,
+        saved: Checkpoint | DamagedFileError | None,
+        bases: list[int],
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._config = config
+        self._kinds = kinds
+        self._now_ms = now_ms
+        self._bases = bases
+        self._report = RecoveryReport()
+        self._trusted = isinstance(saved, Checkpoint)
+        if isinstance(saved, Checkpoint):
+            self._epochs = LeaderEpochs(saved.epochs)
+        else:
+            self._report.distrusted = "the checkpoint is not there" if saved is None else saved.message
+            saved = Checkpoint(start_offset=bases[0] if bases else 0)
+            self._epochs = self._gather_epochs()
+        self._start = saved.start_offset
+        self._point = max(saved.recovery_point, saved.start_offset)
+        mark = synced_mark.load(disk, directory)
+        if saved.cut is not None:
+            # Durably, before the checkpoint forgets about the cut: by an older mark alone it would look like loss.
+            mark = min(mark, saved.cut.offset)
+            synced_mark.lower(disk, directory, mark)
+        self._acknowledged = max(self._point, mark)
+        self._quarantined = OffsetRanges(saved.quarantined)
+        self._changed = not self._trusted or saved.cut is not None
+        self._segments: list[Segment] = []
+        self._producers = Producers(producers_max=config.producers_max, expiry_ms=config.producer_expiry_ms)
+        proven = self._point if self._trusted else -1
+        snapshots.remove_after(disk, directory, proven)
+        self._replay_from = snapshots.load_newest(disk, directory, self._producers, at_most=proven)
+
+    def run(self) -> tuple[LogState, RecoveryReport]:
+        for n, base in enumerate(self._bases):
+            following = self._bases[n + 1] if n + 1 < len(self._bases) else None
+            segment = Segment(self._disk, self._directory, base, self._kinds)
+            self._note_missing(self._end(), base)
+            self._segments.append(segment)
+            believed = following is not None and following <= min(self._point, self._replay_from)
+            if believed and following is not None and self._is_as_sealed(segment, following):
+                continue
+            if not self._examine(segment, following):
+                break
+        self._note_missing(self._end(), self._acknowledged)
+        end = self._end()
+        if not self._segments or self._segments[-1].end_offset < end:
+            # Behind what is lost a new segment begins: nothing is ever appended to a file that lies about itself.
+            segment = Segment(self._disk, self._directory, end, self._kinds)
+            segment.create()
+            self._segments.append(segment)
+            self._changed = True
+        # One that begins at the end stays: its first batch is yet to come.
+        self._changed |= self._epochs.truncate(end + 1)
+        self._quarantined.forget_below(self._start)
+        self._quarantined.truncate(end)
+        self._segments[-1].first_append_ms = self._first_append_ms(self._segments[-1])
+        state = LogState(
+            disk=self._disk,
+            directory=self._directory,
+            config=self._config,
+            kinds=self._kinds,
+            segments=self._segments,
+            start_offset=self._start,
+            recovery_point=self._point,
+            epochs=self._epochs,
+            quarantined=self._quarantined,
+            producers=self._producers,
+            unsaved=self._changed,
+        )
+        return state, self._report
+
+    def _end(self) -> int:
+        """Where the next offset is expected: behind the last batch, or behind what is known to be lost."""
+        end = max(self._start, self._segments[-1].end_offset) if self._segments else self._start
+        lost = self._quarantined.holding(end)
+        return end if lost is None else lost.end_offset
+
+    def _note_missing(self, first: int, end: int) -> None:
+        if first < end:
+            self._report.missing.append(OffsetRange(first, end))
+            self._quarantined.add(first, end)
+            self._changed = True
+
+    def _is_as_sealed(self, segment: Segment, following: int) -> bool:
+        seal = SealedIndex(self._disk, segment.stem).seal(segment.base_offset)
+        fits = seal is not None and seal.end_offset <= following and seal.size_bytes <= segment.file.size()
+        segment.close()
+        if seal is not None and fits:
+            segment.end_offset, segment.size_bytes, segment.max_timestamp_ms = seal
+            segment.become_sealed()
+        return fits
+
+    # -- segments that have to prove themselves --------------------------------------------------------------------
+
+    def _examine(self, segment: Segment, following: int | None) -> bool:
+        """Scan what cannot be believed. False if the log ends within this segment."""
+        size = segment.file.size()
+        anchors = self._resume(segment, size)
+        scanned_from = segment.size_bytes
+        torn, ended = self._take_stock(segment, size, following, anchors)
+        ends_early = following is not None and self._acknowledged <= segment.end_offset < following
+        if ends_early and self._trusted and not ended and torn is None:
+            torn = TornTail(segment.path, segment.size_bytes, segment.end_offset, "the file ends too early")
+        self._report.scanned_bytes += size - scanned_from
+        if following is not None and following <= self._point:
+            self._report.rebuilt.append(segment.path)
+            self._changed = True
+        if torn is not None:
+            self._cut(segment, torn)
+        if segment.end_offset > self._point:
+            self._rewrite(segment, scanned_from)
+        return torn is None
+
+    def _take_stock(
+        self, segment: Segment, size: int, following: int | None, anchors: list[Anchor]
+    ) -> tuple[TornTail | None, bool]:
+        """Take what checks into index and bounds. Answers where to cut, and whether damage reaches the file's end."""
+        for item in scan(
+            segment.file,
+            path=segment.path,
+            position=segment.size_bytes,
+            end_position=size,
+            expected_offset=segment.end_offset,
+            epochs=self._epochs,
+            end_offset=self._acknowledged if following is None else following,
+            anchors=anchors,
+        ):
+            if isinstance(item, Found):
+                if following is not None and item.header.end_offset > following:
+                    break
+                segment.note(
+                    item.header, item.header.base_offset, index_interval_bytes=self._config.index_interval_bytes
+                )
+                if item.header.base_offset >= self._replay_from:
+                    self._producers.learn(item.header, now_ms=self._now_ms)
+            elif self._is_torn(item, following):
+                return TornTail(segment.path, item.position, item.first_offset, item.reason), False
+            else:
+                self._quarantine(item, following)
+                if item.end_offset is None:
+                    return None, True
+                segment.pass_over(position=item.end_position, offset=item.end_offset)
+        return None, False
+
+    def _is_torn(self, damage: Damage, following: int | None) -> bool:
+        """Whether damage is no more than a write that was never acknowledged and did not wholly arrive."""
+        if damage.first_offset < self._acknowledged:
+            return False
+        nothing_follows = damage.end_offset is None and following is None
+        return nothing_follows or (damage.never_written and self._trusted)
+
+    def _quarantine(self, damage: Damage, following: int | None) -> None:
+        self._report.damaged.append(damage)
+        self._changed = True
+        end = damage.end_offset if damage.end_offset is not None else following
+        if end is None:
+            # The last bytes of the log: what was acknowledged of them is lost, the rest never was.
+            end = self._acknowledged
+        self._quarantined.add(damage.first_offset, end)
+
+    def _resume(self, segment: Segment, size: int) -> list[Anchor]:
+        """Skip what lies below the recovery point, if index and sidecars were saved as of then."""
+        index = segment.saved_index(end_relative=self._point - segment.base_offset)
+        if index is None or not self._trusted:
+            return []
+        anchors = [Anchor(segment.base_offset + entry.relative_offset, entry.position) for entry in index]
+        sidecars = segment.saved_sidecars()
+        last, _ = index.last()
+        offset = segment.base_offset + last.relative_offset
+        if (
+            sidecars is not None
+            and offset <= self._replay_from
+            and self._is_batch(segment, offset, last.position, size)
+        ):
+            segment.resume(index, sidecars)
+        return anchors
+
+    def _is_batch(self, segment: Segment, offset: int, position: int, size: int) -> bool:
+        items = scan(
+            segment.file,
+            path=segment.path,
+            position=position,
+            end_position=size,
+            expected_offset=offset,
+            epochs=self._epochs,
+        )
+        return position <= size and isinstance(next(items, None), Found | None)
+
+    def _cut(self, segment: Segment, torn: TornTail) -> None:
+        self._report.torn = torn
+        self._changed = True
+        for base in reversed([base for base in self._bases if base > segment.base_offset]):
+            Segment(self._disk, self._directory, base, self._kinds).remove()
+        cut_segment(segment, torn.position)
+
+    def _rewrite(self, segment: Segment, position: int) -> None:
+        """Write the tail once more before it is synced.
+
+        After a sync that failed Linux has the pages marked clean, though they never reached the disk: syncing them
+        again would succeed and do nothing.
+        """
+        self._changed = True
+        while position < segment.size_bytes:
+            chunk = segment.file.read(position, min(_REWRITE_BYTES, segment.size_bytes - position))
+            segment.file.write(position, [chunk])
+            position += len(chunk)
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    def _first_append_ms(self, active: Segment) -> int | None:
+        """When the active segment was begun, as far as its first batch tells."""
+        if not active.size_bytes:
+            return None
+        try:
+            return min(self._now_ms, parse_header(active.file.read(0, HEADER_BYTES)).max_timestamp_ms)
+        except MalformedBatchError:
+            return self._now_ms
+
+    def _gather_epochs(self) -> LeaderEpochs:
+        """The leader epochs by the batches' own word, for want of a better."""
+        runs: list[_Run] = []
+        for base in self._bases:
+            segment = Segment(self._disk, self._directory, base)
+            for item in scan(
+                segment.file,
+                path=segment.path,
+                position=0,
+                end_position=segment.file.size(),
+                expected_offset=base,
+                epochs=None,
+            ):
+                if isinstance(item, Found):
+                    _add_run(runs, _Run(item.header.leader_epoch, item.header.base_offset, item.header.end_offset))
+            segment.close()
+        return LeaderEpochs((run.epoch, run.first_offset) for run in runs)
+
+
+class _Run(NamedTuple):
+    """Neighbouring batches of one leader epoch."""
+
+    epoch: int
+    first_offset: int
+    end_offset: int
+
+    @property
+    def size(self) -> int:
+        return self.end_offset - self.first_offset
+
+
+def _add_run(runs: list[_Run], run: _Run) -> None:
+    """Epochs only rise. Where they seem to fall one of the two is damaged: the one with fewer records to its name."""
+    while runs and runs[-1].epoch > run.epoch:
+        if runs[-1].size >= run.size:
+            return
+        runs.pop()
+    if runs and runs[-1].epoch == run.epoch:
+        run = _Run(run.epoch, runs.pop().first_offset, run.end_offset)
+    runs.append(run)

@@ -1,0 +1,49 @@
+"""Where the state of idempotent producers is kept: `<offset, 20 digits>.producers`, as of just before that offset."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from quire.errors import DamagedFileError
+from quire_broker.log.framed import read_whole
+from quire_broker.log.producers import Producers
+from quire_broker.ports import Disk
+
+SUFFIX: Final = ".producers"
+KEPT: Final = 3
+"""How many of the newest are kept: a truncation begins from one that is old enough."""
+
+_NAME = re.compile(r"(\d{20})\.producers")
+_BYTES_MAX: Final = 1 << 30
+
+
+def path_of(directory: str, offset: int) -> str:
+    return f"{directory}/{offset:020d}{SUFFIX}"
+
+
+def offsets(names: Iterable[str]) -> list[int]:
+    """Of which offsets there are snapshots among a directory's names, oldest first."""
+    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+
+
+def remove_after(disk: Disk, directory: str, offset: int) -> None:
+    """Delete the snapshots of later offsets: what they tell of is being removed, or never came about."""
+    for later in offsets(disk.names(directory)):
+        if later > offset:
+            disk.remove(path_of(directory, later))
+
+
+def load_newest(disk: Disk, directory: str, producers: Producers, *, at_most: int) -> int:
+    """Fill `producers` from the newest good snapshot as of `at_most` or before; 0 and no producers without one."""
+    for offset in reversed(offsets(disk.names(directory))):
+        if offset <= at_most:
+            path = path_of(directory, offset)
+            try:
+                producers.load(read_whole(disk, path, bytes_max=_BYTES_MAX), path=path)
+            except DamagedFileError:
+                continue  # an older one and a longer replay give the same
+            return offset
+    producers.clear()
+    return 0
