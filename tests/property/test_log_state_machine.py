@@ -26,8 +26,9 @@ from quire.errors import (
 )
 from quire.records import encode_columns, make_prefix, parse_header
 from quire_broker.adapters.sim_disk import SimDisk, SimulatedCrash
+from quire_broker.log.appender import Appended
 from quire_broker.log.config import LogConfig
-from quire_broker.log.log import Appended, Log
+from quire_broker.log.log import Log
 from quire_broker.log.reader import Batches
 from quire_broker.log.sync_plan import SyncPlan
 
@@ -187,6 +188,8 @@ class LogMachine(RuleBasedStateMachine):
         if not self.entries or self.log.offline is not None:
             return
         target = self.start + int((self.end - self.start) * share)
+        if target >= self.end:
+            return
         kept = [e for e in self.entries if e.end_offset <= target]
         new_end = kept[-1].end_offset if kept else min(self.start, self.entries[0].base_offset)
         lost = [r for r in self.log.quarantined if r.first_offset <= target < r.end_offset]

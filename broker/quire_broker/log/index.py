@@ -9,7 +9,7 @@ it needs none.
 A sealed index ends with a seal: (end offset, file size) and (largest timestamp of all, end offset).
 
 An `.index` row needs no checksum: the batch that it leads to has its own offset. A wrong timestamp would go unnoticed
-and skip records, so each `.timeindex` row has one.
+and skip records, so each `.timeindex` row has one; the seal's is over its row in `.index` too.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ _OFFSET = struct.Struct(">II")
 _TIME = struct.Struct(">qI")
 _CRC = struct.Struct(">I")
 _TIME_ROW_BYTES: Final = _TIME.size + _CRC.size
-_SEAL_SEED: Final = 1
-"""Of a seal's checksum: the last entry of an index that was saved before its segment was sealed is no seal."""
 _BYTES_MAX: Final = 256 * 1024 * 1024
 
 
@@ -122,7 +120,8 @@ class SegmentIndex:
         """What `.timeindex` holds."""
         rows = [_time_row(*row) for row in zip(self._times, self._offsets, strict=True)]
         if seal is not None:
-            rows.append(_time_row(seal.max_timestamp_ms, seal.end_offset - base_offset, seed=_SEAL_SEED))
+            first_half = _OFFSET.pack(seal.end_offset - base_offset, seal.size_bytes)
+            rows.append(_time_row(seal.max_timestamp_ms, seal.end_offset - base_offset, _seal_seed(first_half)))
         return b"".join(rows)
 
     @classmethod
@@ -187,8 +186,9 @@ class SealedIndex:
                 _Rows(self._disk, self._stem + INDEX_SUFFIX, _OFFSET.size) as offsets,
                 _Rows(self._disk, self._stem + TIME_SUFFIX, _TIME_ROW_BYTES) as times,
             ):
-                relative_end, size_bytes = _OFFSET.unpack(offsets[len(offsets) - 1])
-                max_timestamp_ms, relative_end_again = _parse_time_row(times[len(times) - 1], seed=_SEAL_SEED)
+                first_half, second_half = offsets[len(offsets) - 1], times[len(times) - 1]
+                relative_end, size_bytes = _OFFSET.unpack(first_half)
+                max_timestamp_ms, relative_end_again = _parse_time_row(second_half, seed=_seal_seed(first_half))
                 if len(offsets) != len(times) or relative_end != relative_end_again:
                     return None
         except MisleadingIndexError:
@@ -222,7 +222,12 @@ class _Rows:
         return row
 
 
-def _time_row(timestamp_ms: int, relative_offset: int, *, seed: int = 0) -> bytes:
+def _seal_seed(first_half: bytes) -> int:
+    """A seal's checksum is over both of its rows. Nor can the last entry of an unsealed index be taken for a seal."""
+    return crc32c(first_half, 1)
+
+
+def _time_row(timestamp_ms: int, relative_offset: int, seed: int = 0) -> bytes:
     row = _TIME.pack(timestamp_ms, relative_offset)
     return row + _CRC.pack(crc32c(row, seed))
 

@@ -58,6 +58,8 @@ class LogReader:
     def forget_places(self) -> None:
         """Call when segments were cut or removed: what was known of places in them no longer holds."""
         self._cursors.clear()
+        for segment in self._opened.values():
+            segment.close()
         self._opened.clear()
 
     def read(self, offset: int, *, bytes_max: int, end_offset: int | None = None) -> Batches:
@@ -120,22 +122,21 @@ class LogReader:
         return None
 
     def place_of_edge(self, offset: int) -> tuple[Segment, Place]:
-        """Where the batch that holds `offset` begins, or what is lost around it, or else the end."""
+        """Where the batch that holds `offset` begins, or what is lost around it, or else the end.
+
+        Proven by the batch before it or by itself: it is where the log will be cut.
+        """
         for _ in range(_TRIES_MAX):
+            edge = offset
             lost = self._state.quarantined.holding(offset)
-            edge = offset if lost is None else lost.first_offset
+            while lost is not None:
+                edge = lost.first_offset
+                lost = self._state.quarantined.holding(edge - 1)
             segment = self._state.segment_at(edge)
             if edge >= segment.end_offset:
                 return segment, Place(segment.size_bytes, segment.end_offset)
             try:
-                place = segment.locate(
-                    edge,
-                    until_offset=edge if lost is not None else self._stretch_end(edge),
-                    index_interval_bytes=self._state.config.index_interval_bytes,
-                )
-                if place.base_offset != edge:
-                    self._read_at(segment, place, edge, 0, segment.end_offset)
-                return segment, place
+                return segment, self._proven_place(segment, edge)
             except (MisleadingIndexError, _NotAsExpected):
                 self.investigate(segment)
         raise DiskIoError(f"{segment.path} reads differently each time", path=segment.path)
@@ -167,6 +168,21 @@ class LogReader:
             until_offset=self._stretch_end(offset),
             index_interval_bytes=self._state.config.index_interval_bytes,
         )
+
+    def _proven_place(self, segment: Segment, edge: int) -> Place:
+        if edge == segment.base_offset:
+            return Place(0, edge)
+        behind_damage = self._state.quarantined.holding(edge - 1) is not None
+        entry = segment.index.floor_offset((edge if behind_damage else edge - 1) - segment.base_offset)
+        place = Place(entry.position, segment.base_offset + entry.relative_offset)
+        if behind_damage:
+            self._read_at(segment, place, edge, 0, segment.end_offset)
+        while place.base_offset < edge:
+            batch = self._read_at(segment, place, place.base_offset, 0, segment.end_offset)
+            if batch.end_offset > edge:
+                break
+            place = Place(place.position + len(batch.data), batch.end_offset)
+        return place
 
     def _keep_open(self, segment: Segment) -> None:
         """Bound how many sealed segments have an open file. A sync may be using those that are not sealed."""

@@ -102,8 +102,8 @@ def _finish_removals(
 
 def cut_segment(segment: Segment, position: int) -> None:
     """Shorten a segment's file, durably: later writes must find zeros behind the cut and not what was there."""
-    if segment.file.size() > position:
-        segment.file.truncate(position)
+    # Also where the file seems to end there already: a truncation whose sync failed is only in memory.
+    segment.file.truncate(min(position, segment.file.size()))
     segment.file.sync()
     segment.remove_beside()
 
@@ -184,6 +184,7 @@ class _Recovery:
             epochs=self._epochs,
             quarantined=self._quarantined,
             producers=self._producers,
+            last_ms=self._now_ms,
             unsaved=self._changed,
         )
         return state, self._report

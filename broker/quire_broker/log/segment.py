@@ -141,9 +141,10 @@ class Segment:
         self.max_timestamp_ms = fresh.max_timestamp_ms
 
     def become_sealed(self) -> None:
-        """Drop from memory what is now in files."""
+        """Drop from memory what is now in files, and the open file until somebody reads it."""
         self.index = SealedIndex(self._disk, self.stem)
         self._sidecars = None
+        self.close()
 
     def remove(self) -> None:
         """Delete the segment. The `.log` is renamed first, so that a crash in between leaves no half segment."""
@@ -222,7 +223,7 @@ class Segment:
         place = Place(entry.position, self.base_offset + entry.relative_offset)
         while place.position < self.size_bytes and place.base_offset < until_offset:
             start = place.position
-            chunk = self.file.read(start, min(interval_bytes, self.size_bytes - start))
+            chunk = self.file.read(start, min(max(interval_bytes, HEADER_BYTES), self.size_bytes - start))
             while place.position - start + HEADER_BYTES <= len(chunk) and place.base_offset < until_offset:
                 try:
                     header = parse_header(chunk, place.position - start)
@@ -234,8 +235,9 @@ class Segment:
                 place = Place(place.position + header.size_bytes, header.end_offset)
             if place.position < start + len(chunk):
                 break
-        if place.position <= self.size_bytes:
-            yield place, None
+        if place.position >= self.size_bytes and place != (self.size_bytes, self.end_offset):
+            raise MisleadingIndexError(f"{self.path} does not end at {place.position}, offset {place.base_offset}")
+        yield place, None
 
 
 def anchors_of(segment: Segment) -> list[Anchor]:

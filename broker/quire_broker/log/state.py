@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
+from quire.errors import DiskFullError, DiskIoError, LogOfflineError, QuireError, SyncFailedError, invariant
+from quire_broker.log import checkpoint as checkpoints
+from quire_broker.log.checkpoint import Checkpoint, Cut
 from quire_broker.log.config import LogConfig
 from quire_broker.log.epochs import LeaderEpochs
 from quire_broker.log.producers import Producers
@@ -28,8 +33,23 @@ class LogState:
     epochs: LeaderEpochs
     quarantined: OffsetRanges
     producers: Producers
+    last_ms: int
+    """The newest time that anybody gave: what is learned anew is as of then."""
     unsaved: bool
     """The checkpoint on the disk does not say all that is known by now."""
+    synced_offset: int = field(init=False)
+    """Everything below survives a power cut."""
+    appended_bytes: int = field(default=0, init=False)
+    """Since the recovery point was moved."""
+    files_made: int = field(default=1, init=False)
+    """Segments made since opening; the one that was active may have been new too. Their names need a sync."""
+    syncing: bool = field(default=False, init=False)
+    """A sync plan is in flight."""
+    offline: LogOfflineError | None = field(default=None, init=False)
+    """Why the log serves nothing any more, if so."""
+
+    def __post_init__(self) -> None:
+        self.synced_offset = self.recovery_point
 
     @property
     def active(self) -> Segment:
@@ -38,6 +58,71 @@ class LogState:
     @property
     def end_offset(self) -> int:
         return self.segments[-1].end_offset
+
+    # -- guards ----------------------------------------------------------------------------------------------------
+
+    def require_online(self) -> None:
+        if self.offline is not None:
+            raise self.offline
+
+    def require_exclusive(self) -> None:
+        """For what rewrites files that a sync may be writing."""
+        self.require_online()
+        invariant(not self.syncing, "an exclusive operation while a sync is in flight")
+
+    def go_offline(self, cause: QuireError) -> None:
+        if self.offline is None:
+            self.offline = LogOfflineError(
+                f"{self.directory} is offline since a disk error: {cause.message}; mend the disk, restart the broker",
+                cause=cause.reason,
+            )
+
+    @contextmanager
+    def offline_on_error(self) -> Iterator[None]:
+        """What fails in the middle of a removal is finished by opening the log anew, and by nothing else."""
+        try:
+            yield
+        except (DiskFullError, DiskIoError) as error:
+            self.go_offline(error)
+            raise
+
+    # -- the checkpoint --------------------------------------------------------------------------------------------
+
+    def checkpoint(
+        self,
+        *,
+        start_offset: int | None = None,
+        recovery_point: int | None = None,
+        epochs: LeaderEpochs | None = None,
+        quarantined: OffsetRanges | None = None,
+        cut: Cut | None = None,
+    ) -> Checkpoint:
+        """What is to be known at the next opening: the state, but for what is given."""
+        start = self.start_offset if start_offset is None else start_offset
+        return Checkpoint(
+            start_offset=start,
+            recovery_point=max(start, self.recovery_point if recovery_point is None else recovery_point),
+            epochs=tuple(self.epochs if epochs is None else epochs),
+            quarantined=tuple(self.quarantined if quarantined is None else quarantined),
+            cut=cut,
+        )
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Replace the checkpoint on the disk at once. A failed sync is final, also here."""
+        try:
+            checkpoints.save(self.disk, self.directory, checkpoint)
+        except SyncFailedError as error:
+            self.go_offline(error)
+            raise
+
+    # -- segments --------------------------------------------------------------------------------------------------
+
+    def roll(self) -> None:
+        """Begin a new segment. On error nothing has changed."""
+        segment = self.new_segment(self.end_offset)
+        segment.create()
+        self.segments.append(segment)
+        self.files_made += 1
 
     def new_segment(self, base_offset: int) -> Segment:
         return Segment(self.disk, self.directory, base_offset, self.kinds)

@@ -28,8 +28,8 @@ class Bookkeeping:
     """(path, content) of indexes, sidecars and the producers' snapshot."""
     stale: Sequence[str]
     """Files that the new ones replace."""
-    sealed: Sequence[Segment]
-    """Segments whose indexes are among the files."""
+    sealed: Sequence[tuple[Segment, object]]
+    """Segments whose indexes are among the files, with those indexes: by the end they may have got new ones."""
     log_bytes: int
     """How much was appended since the last one, when this one was planned."""
     written_bytes: int = 0
@@ -42,8 +42,8 @@ class SyncPlan:
     end_offset: int
     """Everything below is on the disk once `data_synced`."""
     files: Sequence[DiskFile]
-    new_names: int
-    """How many segments were made when this was planned; their names are synced too."""
+    files_made: int
+    """How many segments had been made when this was planned; their names are synced too."""
     sync_names: bool
     mark: SyncedMark
     bookkeeping: Bookkeeping | None
