@@ -72,15 +72,16 @@ class LogAppender:
         group: list[_Checked] = []
         buffers: list[Buffer] = []
         size, offset, admission = 0, state.end_offset, state.producers.plan()
+        batch_bytes_max = state.config.batch_bytes_max
         try:
             for batch in batches:
                 try:
-                    header = parse_batch(batch, batch_bytes_max=state.config.batch_bytes_max)
-                    if header.size_bytes != len(batch):
-                        raise MalformedBatchError(f"{len(batch) - header.size_bytes} bytes follow the batch")
+                    header, batch_bytes = parse_batch(batch, batch_bytes_max=batch_bytes_max), len(batch)
+                    if header.size_bytes != batch_bytes:
+                        raise MalformedBatchError(f"{batch_bytes - header.size_bytes} bytes follow the batch")
                     check_produced(header, attributes_allowed=attributes_allowed)
                     end = offset + header.last_offset_delta + 1
-                    if self._is_full(size, header.size_bytes, end, now_ms):
+                    if self._is_full(size, batch_bytes, end, now_ms):
                         # Before the batch is admitted: what is admitted by then is committed with this write.
                         self._write(group, buffers, now_ms)
                         admission.commit()
@@ -99,7 +100,7 @@ class LogAppender:
                 outcomes.append(Appended(offset, end, duplicate=False))
                 buffers.append(make_prefix(base_offset=offset, length=header.length, leader_epoch=epoch))
                 buffers.append(memoryview(batch)[PREFIX_BYTES:])
-                size, offset = size + header.size_bytes, end
+                size, offset = size + batch_bytes, end
             self._write(group, buffers, now_ms)
             admission.commit()
         except (DiskFullError, DiskIoError) as error:

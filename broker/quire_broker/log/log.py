@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Final
 
 from quire.errors import DiskFullError, DiskIoError, LogOfflineError, QuireError, invariant
@@ -131,7 +132,13 @@ class Log:
 
     @property
     def syncing(self) -> bool:
+        """A plan is in flight."""
         return self._state.syncing
+
+    @property
+    def has_unsealed(self) -> bool:
+        """A segment is full, and its index is not on the disk yet: the next sync seals it."""
+        return bool(self._state.unsealed)
 
     def epoch_end(self, epoch: int) -> tuple[int, int]:
         """(the largest known epoch ≤ `epoch`, where it ends): what a follower at `epoch` compares itself with."""
@@ -199,10 +206,12 @@ class Log:
         """
         self._state.require_exclusive()
         state = self._state
-        end, sealed = state.end_offset, [s for s in state.segments[:-1] if not s.is_sealed]
+        end, sealed = state.end_offset, list(state.unsealed)
         due = state.appended_bytes >= max(state.config.checkpoint_bytes, _SNAPSHOT_SHARE * self._books_bytes)
+        # What the disk had no room for is tried again with the next data, not over and over.
+        patient = self.books_error is not None and end == state.synced_offset and not checkpoint
         bookkeeping = None
-        if due or sealed or state.unsaved or (checkpoint and state.appended_bytes):
+        if (due or sealed or state.unsaved or (checkpoint and state.appended_bytes)) and not patient:
             bookkeeping = self._plan_books(sealed)
         if bookkeeping is None and end == state.synced_offset:
             return None
@@ -210,7 +219,7 @@ class Log:
             disk=state.disk,
             directory=state.directory,
             end_offset=end,
-            files=[s.file for s in state.segments if s.end_offset > state.synced_offset],
+            files=[s.file for s in takewhile(lambda s: s.end_offset > state.synced_offset, reversed(state.segments))],
             files_made=state.files_made,
             sync_names=state.files_made > self._names_synced,
             mark=self._mark,
@@ -253,6 +262,7 @@ class Log:
                 for segment, index in books.sealed:
                     if segment.index is index:
                         segment.become_sealed()
+                state.find_unsealed()
             else:
                 state.unsaved = True
         self.books_error = plan.error

@@ -295,6 +295,7 @@ class LogReader:
         self._cursors.clear()
         self._opened.pop(segment.base_offset, None)
         state.unsaved = True
+        state.find_unsealed()
 
     def _quarantine(self, first: int, end: int) -> None:
         self._state.quarantined.add(first, end)

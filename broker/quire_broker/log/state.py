@@ -48,8 +48,12 @@ class LogState:
     offline: LogOfflineError | None = field(default=None, init=False)
     """Why the log serves nothing any more, if so."""
 
+    unsealed: list[Segment] = field(init=False)
+    """Segments before the active one whose index is only in memory."""
+
     def __post_init__(self) -> None:
         self.synced_offset = self.recovery_point
+        self.find_unsealed()
 
     @property
     def active(self) -> Segment:
@@ -121,8 +125,13 @@ class LogState:
         """Begin a new segment. On error nothing has changed."""
         segment = self.new_segment(self.end_offset)
         segment.create()
+        self.unsealed.append(self.active)
         self.segments.append(segment)
         self.files_made += 1
+
+    def find_unsealed(self) -> None:
+        """Call when segments were removed or lost their index; a roll sees to itself."""
+        self.unsealed = [segment for segment in self.segments[:-1] if not segment.is_sealed]
 
     def new_segment(self, base_offset: int) -> Segment:
         return Segment(self.disk, self.directory, base_offset, self.kinds)

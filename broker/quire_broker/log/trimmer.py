@@ -74,6 +74,7 @@ class LogTrimmer:
             cut_segment(segment, place.position)
             snapshots.remove_after(state.disk, state.directory, end)
             self._reader.forget_places()
+            state.find_unsealed()
             self._restock(segment, end, place.position)
             self._replay_producers(end)
             state.disk.sync_dir(state.directory)
@@ -104,6 +105,7 @@ class LogTrimmer:
             fresh = state.new_segment(start_offset)
             fresh.create()
             state.segments[:] = [fresh]
+            state.find_unsealed()
             state.start_offset = state.recovery_point = state.synced_offset = start_offset
             state.epochs, state.quarantined = epochs, OffsetRanges()
             state.producers.clear()
@@ -143,6 +145,7 @@ class LogTrimmer:
                 self._reader.forget_places()
                 with state.offline_on_error():
                     state.segments.pop(0).remove()
+                state.find_unsealed()
                 going -= 1
         state.start_offset, state.epochs, state.quarantined = start_offset, epochs, quarantined
         state.recovery_point = max(state.recovery_point, start_offset)
@@ -150,6 +153,7 @@ class LogTrimmer:
         with state.offline_on_error():
             for _ in range(going):
                 state.segments.pop(0).remove()
+        state.find_unsealed()
 
     def apply_retention(self, *, now_ms: int, end_offset_max: int | None = None) -> int:
         """Remove the oldest segments as the settings demand, none past `end_offset_max`.

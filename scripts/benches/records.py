@@ -1,27 +1,17 @@
-"""How quick the record codec is, against those of aiokafka (Cython) and kafka-python (Python), measured in one run.
-
-Subject and baseline take turns and medians are compared, so that whatever else the machine does hits both. Rates
-differ between machines; the ratios are what to look at. Exits with 1 when a gate is missed.
-"""
+"""How quick the record codec is, against those of aiokafka (Cython) and kafka-python (Python), in one run."""
 
 from __future__ import annotations
 
-import argparse
-import gc
 import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
-from time import perf_counter
 
 from aiokafka.record.default_records import DefaultRecordBatch as AiokafkaBatch
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AiokafkaBuilder
 from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
-from rich.console import Console
-from rich.table import Table
 
 from quire.records import (
     BATCH_BYTES_MAX,
@@ -34,70 +24,11 @@ from quire.records import (
     parse_batch,
     parse_header,
 )
+from scripts.benches.contest import Contest, Work, arguments_for, measure, report
 
 TIMESTAMP_MS = 1_700_000_000_000
 VALUE_BYTES = 100
 COLUMNAR_RATIO_MIN = 2.0
-
-Work = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Contest:
-    """One row: the same work done by us and by a baseline."""
-
-    what: str
-    unit: str
-    """What `count` counts."""
-    count: int
-    subject: Work
-    baseline_name: str = ""
-    baseline: Work | None = None
-    ratio_min: float | None = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    contest: Contest
-    subject_rate: float
-    baseline_rate: float | None
-
-    @property
-    def ratio(self) -> float | None:
-        return self.subject_rate / self.baseline_rate if self.baseline_rate else None
-
-    @property
-    def missed(self) -> bool:
-        return self.contest.ratio_min is not None and (self.ratio or 0.0) < self.contest.ratio_min
-
-
-def measure(contest: Contest, *, rounds: int, round_s_min: float) -> Outcome:
-    """Let both take turns, each repeating its work for about `round_s_min` in a turn."""
-    works = [contest.subject] if contest.baseline is None else [contest.subject, contest.baseline]
-    repeats = []
-    for work in works:
-        work()  # caches are part of how it runs for long
-        repeats.append(max(1, round(round_s_min / max(_time(work, 1), 1e-9))))
-    times: list[list[float]] = [[] for _ in works]
-    # When the garbage collector runs depends on what ran before, and decoding makes much for it to look at: whoever
-    # it happens to hit would pay for both.
-    gc.disable()
-    try:
-        for _ in range(rounds):
-            for work, repeat, taken in zip(works, repeats, times, strict=True):
-                taken.append(_time(work, repeat) / repeat)
-    finally:
-        gc.enable()
-    rates = [contest.count / median(taken) for taken in times]
-    return Outcome(contest, rates[0], rates[1] if len(rates) > 1 else None)
-
-
-def _time(work: Work, repeat: int) -> float:
-    start = perf_counter()
-    for _ in range(repeat):
-        work()
-    return perf_counter() - start
-
 
 # --- the work ------------------------------------------------------------------------------------------------------
 
@@ -175,8 +106,8 @@ def contests(rng: random.Random) -> list[Contest]:
         rows += [
             Contest(
                 f"encode columns, {count} x {VALUE_BYTES} B",
-                "records",
-                count,
+                "M records",
+                count / 1e6,
                 ours_columnar(plain),
                 "aiokafka builder",
                 theirs_at_a_time(AiokafkaBuilder, plain),
@@ -186,8 +117,8 @@ def contests(rng: random.Random) -> list[Contest]:
         rows += [
             Contest(
                 f"encode columns, {count}, {name}",
-                "records",
-                count,
+                "M records",
+                count / 1e6,
                 ours_columnar(data),
                 "aiokafka builder",
                 theirs_at_a_time(AiokafkaBuilder, data),
@@ -210,16 +141,16 @@ def contests(rng: random.Random) -> list[Contest]:
             rows += [
                 Contest(
                     f"encode a record at a time, {name}",
-                    "records",
-                    1_000,
+                    "M records",
+                    1_000 / 1e6,
                     ours_at_a_time(each),
                     baseline,
                     theirs_at_a_time(builder_class, each),
                 ),
                 Contest(
                     f"decode, {name}",
-                    "records",
-                    1_000,
+                    "M records",
+                    1_000 / 1e6,
                     partial(decode, batch),
                     baseline,
                     theirs_decoding(batch_class, batch),
@@ -231,16 +162,16 @@ def contests(rng: random.Random) -> list[Contest]:
         rows += [
             Contest(
                 f"encode, {name}",
-                "records",
-                1_000,
+                "M records",
+                1_000 / 1e6,
                 ours_at_a_time(data, codec),
                 "aiokafka",
                 theirs_at_a_time(AiokafkaBuilder, data, codec),
             ),
             Contest(
                 f"decode, {name}",
-                "records",
-                1_000,
+                "M records",
+                1_000 / 1e6,
                 partial(decode, batch),
                 "aiokafka",
                 theirs_decoding(AiokafkaBatch, batch),
@@ -248,41 +179,14 @@ def contests(rng: random.Random) -> list[Contest]:
         ]
     for count in (1, 100, 10_000):
         batch = encode_columns([b"x" * VALUE_BYTES] * count, timestamp_ms=TIMESTAMP_MS)
-        rows.append(Contest(f"header and CRC, {len(batch)} B", "batches", 1, partial(parse_batch, batch)))
+        rows.append(Contest(f"header and CRC, {len(batch)} B", "M batches", 1 / 1e6, partial(parse_batch, batch)))
     header = parse_header(batch)
-    rows.append(Contest("check_produced", "batches", 1, partial(check_produced, header)))
+    rows.append(Contest("check_produced", "M batches", 1 / 1e6, partial(check_produced, header)))
     return rows
 
 
-# --- the table -----------------------------------------------------------------------------------------------------
-
-
-def report(outcomes: Sequence[Outcome], console: Console) -> None:
-    table = Table(title="quire.records: million a second, medians")
-    for column in ("work", "unit", "quire", "baseline", "", "ratio", "gate"):
-        table.add_column(column, justify="right" if column in ("quire", "", "ratio") else "left")
-    for outcome in outcomes:
-        contest = outcome.contest
-        gate = ""
-        if contest.ratio_min is not None:
-            gate = f"{'MISS' if outcome.missed else 'PASS'} (>= {contest.ratio_min:g}x)"
-        table.add_row(
-            contest.what,
-            contest.unit,
-            f"{outcome.subject_rate / 1e6:.3f}",
-            contest.baseline_name,
-            "" if outcome.baseline_rate is None else f"{outcome.baseline_rate / 1e6:.3f}",
-            "" if outcome.ratio is None else f"{outcome.ratio:.2f}x",
-            gate,
-        )
-    console.print(table)
-
-
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="bench records", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="turns that each side takes (15)")
-    parser.add_argument("--round-ms", type=float, default=10.0, help="about how long a turn lasts (10)")
-    parser.add_argument("--only", default="", help="only the rows whose name contains this")
+    parser = arguments_for("records", __doc__)
     parser.add_argument("--seed", type=int, default=1, help="for the data (1)")
     arguments = parser.parse_args(argv)
     outcomes = [
@@ -290,9 +194,7 @@ def main(argv: Sequence[str]) -> int:
         for contest in contests(random.Random(arguments.seed))
         if arguments.only in contest.what
     ]
-    # A width of its own: in a pipe there is no terminal to ask, and the names would be cut.
-    report(outcomes, Console(width=120 if not sys.stdout.isatty() else None))
-    return int(any(outcome.missed for outcome in outcomes))
+    return report("quire.records: million a second, medians", outcomes)
 
 
 if __name__ == "__main__":

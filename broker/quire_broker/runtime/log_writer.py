@@ -1,0 +1,259 @@
+"""Lets many write to one log: what arrives together is written together and synced together.
+
+    append ──► queue ──► one write ──► (flush=fsync) wait ──► one sync on a thread ──► answers
+
+While a sync is in flight everything that arrives is written and waits for the next one. *Exclusive* operations of the
+log run between two syncs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple, TypeVar
+
+from quire.errors import LogBusyError, LogOfflineError, QuireError
+from quire.types import Buffer
+from quire_broker.log.appender import Appended
+from quire_broker.log.log import Log
+from quire_broker.log.sync_plan import SyncPlan
+
+T = TypeVar("T")
+
+WAITING_BYTES_MAX: Final = 32 * 1024 * 1024
+"""What may wait to be written or synced, of one log."""
+
+
+class Stored(NamedTuple):
+    """Where a batch is, and how safe."""
+
+    base_offset: int
+    end_offset: int
+    duplicate: bool
+    fsynced: bool
+
+
+Outcome = Stored | QuireError
+
+
+class _Request(NamedTuple):
+    batches: Sequence[Buffer]
+    size_bytes: int
+    epoch: int
+    answer: asyncio.Future[list[Outcome]]
+
+
+class _Written(NamedTuple):
+    """A request whose batches are in the file."""
+
+    request: _Request
+    outcomes: list[Appended | QuireError]
+    end_offset: int
+    """The answer is due once everything below is synced."""
+
+
+class LogWriter:
+    """Owns a log: nobody else changes it. Reading is free.
+
+    `pool` bounds how many syncs a disk has to do at once; all logs of a disk share it.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        pool: ThreadPoolExecutor,
+        now_ms: Callable[[], int],
+        waiting_bytes_max: int = WAITING_BYTES_MAX,
+    ) -> None:
+        self._log = log
+        self._pool = pool
+        self._now_ms = now_ms
+        self._waiting_bytes_max = waiting_bytes_max
+        self._waiting_bytes = 0
+        self._loop = asyncio.get_running_loop()
+        self._flush = log.config.flush
+        self._queue: list[_Request] = []
+        self._unsynced: deque[_Written] = deque()
+        self._exclusive: deque[Callable[[], None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def log(self) -> Log:
+        return self._log
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of batches that came and are not answered yet."""
+        return self._waiting_bytes
+
+    async def append(self, batches: Sequence[Buffer], *, epoch: int) -> list[Outcome]:
+        """Write batches as the leader of `epoch`, and answer as the log's flush policy says. One outcome a batch.
+
+        To be cancelled while waiting does not take anything back.
+        """
+        size_bytes = sum(map(len, batches))
+        if self._closed:
+            raise LogOfflineError(f"{self._log.directory} is closed")
+        # A single request always fits an empty queue, or it never would.
+        if self._waiting_bytes and self._waiting_bytes + size_bytes > self._waiting_bytes_max:
+            raise LogBusyError(
+                f"{self._waiting_bytes} bytes wait to be written to {self._log.directory}; try again soon",
+                waiting_bytes=self._waiting_bytes,
+                limit_bytes=self._waiting_bytes_max,
+            )
+        self._waiting_bytes += size_bytes
+        if not self._queue:
+            # Not at once: whoever is about to run in this turn of the loop joins the same write.
+            self._loop.call_soon(self._write_queued)
+        answer: asyncio.Future[list[Outcome]] = self._loop.create_future()
+        self._queue.append(_Request(batches, size_bytes, epoch, answer))
+        return await answer
+
+    async def exclusively(self, work: Callable[[Log], T]) -> T:
+        """Run an exclusive operation of the log after everything that came before it, while no sync is in flight."""
+        answer: asyncio.Future[T] = self._loop.create_future()
+
+        def run() -> None:
+            try:
+                result = work(self._log)
+            except BaseException as error:
+                if not answer.done():
+                    answer.set_exception(error)
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                if not answer.done():
+                    answer.set_result(result)
+
+        self._write_queued()
+        self._exclusive.append(run)
+        self._go_on()
+        return await answer
+
+    async def sync(self) -> None:
+        """Return once everything written so far is on the disk."""
+        end = self._log.end_offset
+        while self._log.synced_offset < end:
+            self._start_sync()
+            await self._idle.wait()
+            if self._log.offline is not None:
+                raise self._log.offline
+
+    async def close(self) -> None:
+        """Write what is queued, sync everything, close the log."""
+        if self._closed:
+            return
+        self._write_queued()
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._idle.wait()
+        # Nobody else can reach the log any more, so its last sync may run on another thread.
+        try:
+            await self._loop.run_in_executor(self._pool, self._log.close)
+        finally:
+            self._answer_synced(None)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _write_queued(self) -> None:
+        """Write everything in the queue: one call of the log, unless leader epochs differ."""
+        queue, self._queue = self._queue, []
+        while queue:
+            epoch = queue[0].epoch
+            count = next((n for n, request in enumerate(queue) if request.epoch != epoch), len(queue))
+            self._write(queue[:count], epoch)
+            del queue[:count]
+        self._go_on()
+
+    def _write(self, requests: Sequence[_Request], epoch: int) -> None:
+        batches = [batch for request in requests for batch in request.batches]
+        try:
+            outcomes = self._log.append(batches, epoch=epoch, now_ms=self._now_ms())
+        except BaseException as error:
+            for request in requests:
+                self._answer(request, error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        first = 0
+        for request in requests:
+            own = outcomes[first : first + len(request.batches)]
+            first += len(request.batches)
+            end = max((outcome.end_offset for outcome in own if isinstance(outcome, Appended)), default=0)
+            written = _Written(request, own, end)
+            if self._flush.kind == "fsync" and end > self._log.synced_offset:
+                self._unsynced.append(written)
+            else:
+                self._answer_written(written)
+
+    def _go_on(self) -> None:
+        """Do what comes next: operations that wait for the log to be idle, then the next sync."""
+        while self._exclusive and not self._log.syncing:
+            self._exclusive.popleft()()
+        if self._log.syncing or self._closed or self._log.offline is not None:
+            return
+        if self._flush.kind == "fsync" or self._log.has_unsealed:
+            self._start_sync()
+        elif self._flush.kind == "interval" and not self._timer and self._log.synced_offset < self._log.end_offset:
+            self._timer = self._loop.call_later(self._flush.interval_ms / 1000, self._sync_in_time)
+
+    def _sync_in_time(self) -> None:
+        self._timer = None
+        if not self._closed and self._log.offline is None:
+            self._start_sync()
+
+    def _start_sync(self) -> None:
+        if self._log.syncing:
+            return
+        plan = self._log.begin_sync()
+        if plan is not None:
+            self._idle.clear()
+            running = self._loop.run_in_executor(self._pool, plan.run)
+            running.add_done_callback(lambda done: self._finish_sync(plan, done))
+
+    def _finish_sync(self, plan: SyncPlan, done: asyncio.Future[Any]) -> None:
+        self._log.finish_sync(plan)
+        self._idle.set()
+        self._answer_synced(plan.error)
+        error = done.exception()
+        if error is not None:  # no disk does this: a bug, which must not leave anyone waiting
+            self._fail_all(error)
+            raise error
+        self._go_on()
+
+    def _answer_synced(self, error: QuireError | None) -> None:
+        synced = self._log.synced_offset
+        while self._unsynced and self._unsynced[0].end_offset <= synced:
+            self._answer_written(self._unsynced.popleft())
+        if self._log.offline is not None:
+            self._fail_all(error or self._log.offline)
+
+    def _fail_all(self, error: BaseException) -> None:
+        while self._unsynced:
+            self._answer(self._unsynced.popleft().request, error)
+
+    def _answer_written(self, written: _Written) -> None:
+        synced = self._log.synced_offset
+        self._answer(
+            written.request,
+            [
+                Stored(*outcome, fsynced=outcome.end_offset <= synced) if isinstance(outcome, Appended) else outcome
+                for outcome in written.outcomes
+            ],
+        )
+
+    def _answer(self, request: _Request, answer: list[Outcome] | BaseException) -> None:
+        self._waiting_bytes -= request.size_bytes
+        if request.answer.done():
+            return  # whoever asked was cancelled meanwhile
+        if isinstance(answer, BaseException):
+            request.answer.set_exception(answer)
+        else:
+            request.answer.set_result(answer)
