@@ -89,8 +89,12 @@ class OsFile:
             os.ftruncate(self._fd, size)
 
     def sync(self) -> None:
+        fd = self._fd
+        if fd < 0:
+            # Python checks this one descriptor itself, and its ValueError would end the thread that syncs.
+            raise DiskIoError(f"cannot sync {self._path}: it is closed", path=self._path)
         try:
-            os.fdatasync(self._fd)
+            os.fdatasync(fd)
         except OSError as error:
             raise SyncFailedError(f"cannot sync {self._path}: {error.strerror}", path=self._path) from error
 
@@ -118,9 +122,12 @@ class OsDisk:
             raise _translate(error, "list", directory) from error
 
     def make_dirs(self, directory: str) -> None:
-        if os.path.isdir(directory):
-            return
         parent = os.path.dirname(os.path.abspath(directory))
+        if os.path.isdir(directory):
+            # It may have been made by a process that was killed before it could sync the parent.
+            if os.access(parent, os.R_OK):
+                self.sync_dir(parent)
+            return
         self.make_dirs(parent)
         with _translated("make directory", directory):
             os.makedirs(directory, exist_ok=True)

@@ -127,6 +127,7 @@ class SimDisk:
         self.generation = 0
         self.dead = False
         self._steps_left: int | None = None
+        self._directories = {"/"}
         self._seen: dict[str, _Node] = {}
         self._kept: dict[str, _Node] = {}
         self._pending: list[tuple[str, str | None, _Node | None]] = []
@@ -140,6 +141,7 @@ class SimDisk:
         if node is None:
             if not create:
                 raise DiskIoError(f"cannot open {path}: no such file", path=path)
+            self._check_free(path)
             dying = self.step()
             node = _Node()
             self._rename(path, None, node)
@@ -149,20 +151,29 @@ class SimDisk:
 
     def exists(self, path: str) -> bool:
         self._check()
-        return path in self._seen
+        return path in self._seen or path in self._directories
 
     def names(self, directory: str) -> list[str]:
         self._check()
-        return sorted(posixpath.basename(path) for path in self._seen if posixpath.dirname(path) == directory)
+        if directory in self._seen:
+            raise DiskIoError(f"cannot list {directory}: not a directory", path=directory)
+        paths = [*self._seen, *(self._directories - {"/"})]
+        return sorted(posixpath.basename(path) for path in paths if posixpath.dirname(path) == directory)
 
     def make_dirs(self, directory: str) -> None:
         self._check()
+        while directory not in self._directories:
+            if directory in self._seen:
+                raise DiskIoError(f"cannot make directory {directory}: a file is there", path=directory)
+            self._directories.add(directory)
+            directory = posixpath.dirname(directory)
 
     def rename(self, old: str, new: str) -> None:
         self._check()
         node = self._seen.get(old)
         if node is None:
             raise DiskIoError(f"cannot rename {old}: no such file", path=old)
+        self._check_free(new)
         dying = self.step()
         self._rename(new, old, node)
         if dying:
@@ -179,6 +190,8 @@ class SimDisk:
 
     def sync_dir(self, directory: str) -> None:
         self._check()
+        if directory not in self._directories:
+            raise DiskIoError(f"cannot open {directory}: no such directory", path=directory)
         if self.step():
             raise SimulatedCrash(f"sync {directory}")
         if directory in self.failing_syncs:
@@ -265,6 +278,13 @@ class SimDisk:
     def _check(self) -> None:
         if self.dead:
             raise SimulatedCrash("use of the disk after the crash")
+
+    def _check_free(self, path: str) -> None:
+        """Whether a file may have this name."""
+        if path in self._directories:
+            raise DiskIoError(f"{path} is a directory", path=path)
+        if posixpath.dirname(path) not in self._directories:
+            raise DiskIoError(f"cannot make {path}: no such directory", path=path)
 
 
 def _apply(content: bytearray, change: _Write | _Truncate) -> None:

@@ -59,13 +59,18 @@ class Checkpoint:
 
 
 def load(disk: Disk, directory: str) -> Checkpoint | DamagedFileError | None:
-    """The checkpoint; None where there is none; the error where it cannot be trusted."""
+    """The checkpoint; None where there is none; the error where it cannot be trusted.
+
+    Raises where a newer Quire wrote it: to scan and replace it would be to take the log from that one.
+    """
     path = f"{directory}/{NAME}"
     if not disk.exists(path):
         return None
     try:
         return Checkpoint.from_bytes(read_whole(disk, path, bytes_max=_BYTES_MAX), path=path)
     except DamagedFileError as error:
+        if "version" in error.details:
+            raise
         return error
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from quire.errors import DamagedFileError
+from quire.errors import DamagedFileError, DiskFullError
 from quire.types import Buffer
 from quire_broker.ports import Disk
 
@@ -22,7 +22,8 @@ _FIRST_LINE_BYTES_MAX: Final = 96
 
 
 def frame(kind: str, version: int, payload: Buffer) -> bytes:
-    return b"quire-%s v%d crc=%08x bytes=%d\n%s" % (kind.encode(), version, crc32c(payload), len(payload), payload)
+    crc = _checksum(kind, version, payload)
+    return b"quire-%s v%d crc=%08x bytes=%d\n%s" % (kind.encode(), version, crc, len(payload), payload)
 
 
 def unframe(data: bytes, *, kind: str, version_max: int, path: str) -> bytes:
@@ -30,14 +31,20 @@ def unframe(data: bytes, *, kind: str, version_max: int, path: str) -> bytes:
     match = _FIRST_LINE.match(data[:_FIRST_LINE_BYTES_MAX])
     if match is None or match[1] != kind.encode():
         raise DamagedFileError(f"{path} does not begin as a {kind} file", path=path)
-    payload = data[match.end() :]
-    if len(payload) != int(match[4]) or crc32c(payload) != int(match[3], 16):
+    payload, version = data[match.end() :], int(match[2])
+    if len(payload) != int(match[4]) or _checksum(kind, version, payload) != int(match[3], 16):
         raise DamagedFileError(f"{path} is damaged: its checksum does not hold", path=path)
-    version = int(match[2])
     if not 1 <= version <= version_max:
         # Not damage, but as unreadable; what reads it must not guess.
-        raise DamagedFileError(f"{path} has version {version}, this Quire reads up to {version_max}", path=path)
+        raise DamagedFileError(
+            f"{path} has version {version}, this Quire reads up to {version_max}", path=path, version=version
+        )
     return payload
+
+
+def _checksum(kind: str, version: int, payload: Buffer) -> int:
+    """Also of the version: one that a flipped bit has changed must not pass for that of a newer Quire."""
+    return int(crc32c(payload, crc32c(b"%s v%d" % (kind.encode(), version))))
 
 
 def read_whole(disk: Disk, path: str, *, bytes_max: int) -> bytes:
@@ -59,6 +66,10 @@ def stage(disk: Disk, path: str, data: Buffer) -> None:
         file.truncate(0)
         file.write(0, [data])
         file.sync()
+    except DiskFullError:
+        # What was written of it takes room that somebody needs.
+        disk.remove(temporary)
+        raise
     finally:
         file.close()
     disk.rename(temporary, path)

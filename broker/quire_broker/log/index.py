@@ -57,6 +57,23 @@ class Seal(NamedTuple):
     max_timestamp_ms: int
 
 
+class TimeRow(NamedTuple):
+    """A row of `.timeindex`, not yet believed."""
+
+    timestamp_ms: int
+    relative_offset: int
+    crc: int
+
+    @property
+    def is_entry(self) -> bool:
+        return self.crc == crc32c(_TIME.pack(self.timestamp_ms, self.relative_offset))
+
+    def is_seal(self, first_half: IndexEntry) -> bool:
+        """Whether it is the seal whose row in `.index` is `first_half`."""
+        row = _TIME.pack(self.timestamp_ms, self.relative_offset)
+        return self.crc == crc32c(row, _seal_seed(_OFFSET.pack(*first_half)))
+
+
 class SegmentIndex:
     """The index of a segment that is being written, in memory."""
 
@@ -194,6 +211,23 @@ class SealedIndex:
         except MisleadingIndexError:
             return None
         return Seal(base_offset + relative_end, size_bytes, max_timestamp_ms)
+
+
+def offset_rows(data: bytes) -> list[IndexEntry]:
+    """All rows of an `.index`, the seal included: nothing in this file tells it from an entry."""
+    if len(data) % _OFFSET.size:
+        raise MisleadingIndexError(f"its {len(data)} bytes are no whole number of rows")
+    return list(map(IndexEntry._make, _OFFSET.iter_unpack(data)))
+
+
+def time_rows(data: bytes) -> list[TimeRow]:
+    """All rows of a `.timeindex`, the seal included."""
+    if len(data) % _TIME_ROW_BYTES:
+        raise MisleadingIndexError(f"its {len(data)} bytes are no whole number of rows")
+    return [
+        TimeRow(*_TIME.unpack_from(data, at), *_CRC.unpack_from(data, at + _TIME.size))
+        for at in range(0, len(data), _TIME_ROW_BYTES)
+    ]
 
 
 class _Rows:

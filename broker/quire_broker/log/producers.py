@@ -144,6 +144,8 @@ class ProducerPlan:
         known = self._changed.get(header.producer_id) or self._producers.get(header.producer_id)
         duplicate_of = _check(known, header)
         if duplicate_of is None:
+            # To the end: `commit` hands them over in the order in which they were last heard of.
+            self._changed.pop(header.producer_id, None)
             self._changed[header.producer_id] = _after(known, header, base_offset, now_ms)
         return duplicate_of
 

@@ -94,7 +94,9 @@ def _finish_removals(
             Segment(disk, directory, base, kinds).remove()
         bases = [base for base in bases if base <= saved.cut.segment]
         if bases and bases[-1] == saved.cut.segment:
-            cut_segment(Segment(disk, directory, bases[-1], kinds), saved.cut.position)
+            segment = Segment(disk, directory, bases[-1], kinds)
+            cut_segment(segment, saved.cut.position)
+            segment.close()
     while len(bases) > 1 and bases[1] <= saved.start_offset:
         Segment(disk, directory, bases.pop(0), kinds).remove()
     return bases
@@ -228,7 +230,10 @@ class _Recovery:
         if torn is not None:
             self._cut(segment, torn)
         if segment.end_offset > self._point:
-            self._rewrite(segment, scanned_from)
+            self._changed = True
+            # A seal is written when the data is synced, so what fits one needs no rewriting.
+            if SealedIndex(self._disk, segment.stem).seal(segment.base_offset) != segment.seal:
+                self._rewrite(segment, scanned_from)
         return torn is None
 
     def _take_stock(
@@ -279,7 +284,10 @@ class _Recovery:
         self._quarantined.add(damage.first_offset, end)
 
     def _resume(self, segment: Segment, size: int) -> list[Anchor]:
-        """Skip what lies below the recovery point, if index and sidecars were saved as of then."""
+        """Skip what lies below the recovery point, if index and sidecars were saved as of then.
+
+        A sidecar that has seen more was saved just before the crash, and may have seen what is now to be cut.
+        """
         index = segment.saved_index(end_relative=self._point - segment.base_offset)
         if index is None or not self._trusted:
             return []
@@ -289,6 +297,7 @@ class _Recovery:
         offset = segment.base_offset + last.relative_offset
         if (
             sidecars is not None
+            and all(folded.end_offset <= self._point for folded in sidecars.values())
             and offset <= self._replay_from
             and self._is_batch(segment, offset, last.position, size)
         ):
@@ -319,7 +328,6 @@ class _Recovery:
         After a sync that failed Linux has the pages marked clean, though they never reached the disk: syncing them
         again would succeed and do nothing.
         """
-        self._changed = True
         while position < segment.size_bytes:
             chunk = segment.file.read(position, min(_REWRITE_BYTES, segment.size_bytes - position))
             segment.file.write(position, [chunk])
@@ -332,9 +340,10 @@ class _Recovery:
         if not active.size_bytes:
             return None
         try:
-            return min(self._now_ms, parse_header(active.file.read(0, HEADER_BYTES)).max_timestamp_ms)
+            timestamp_ms = parse_header(active.file.read(0, HEADER_BYTES)).max_timestamp_ms
         except MalformedBatchError:
             return self._now_ms
+        return timestamp_ms if 0 <= timestamp_ms < self._now_ms else self._now_ms
 
     def _gather_epochs(self) -> LeaderEpochs:
         """The leader epochs by the batches' own word, for want of a better."""
@@ -352,7 +361,7 @@ class _Recovery:
                 if isinstance(item, Found):
                     _add_run(runs, _Run(item.header.leader_epoch, item.header.base_offset, item.header.end_offset))
             segment.close()
-        return LeaderEpochs((run.epoch, run.first_offset) for run in runs)
+        return LeaderEpochs((run.epoch, run.first_offset) for run in _rising(runs))
 
 
 class _Run(NamedTuple):
@@ -368,11 +377,23 @@ class _Run(NamedTuple):
 
 
 def _add_run(runs: list[_Run], run: _Run) -> None:
-    """Epochs only rise. Where they seem to fall one of the two is damaged: the one with fewer records to its name."""
-    while runs and runs[-1].epoch > run.epoch:
-        if runs[-1].size >= run.size:
-            return
-        runs.pop()
     if runs and runs[-1].epoch == run.epoch:
-        run = _Run(run.epoch, runs.pop().first_offset, run.end_offset)
+        run = run._replace(first_offset=runs.pop().first_offset)
     runs.append(run)
+
+
+def _rising(runs: list[_Run]) -> list[_Run]:
+    """Epochs only rise: of all choices of runs that do, the one with the most records to its name."""
+    best: list[tuple[int, int]] = []  # of those that end with each run: records, and the run before it
+    for n, run in enumerate(runs):
+        records, before = max(((best[m][0], m) for m in range(n) if runs[m].epoch <= run.epoch), default=(0, -1))
+        best.append((records + run.size, before))
+    at = max(range(len(runs)), key=lambda n: best[n][0], default=-1)
+    chosen: list[_Run] = []
+    while at >= 0:
+        chosen.append(runs[at])
+        at = best[at][1]
+    merged: list[_Run] = []
+    for run in reversed(chosen):
+        _add_run(merged, run)
+    return merged

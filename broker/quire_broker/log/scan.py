@@ -9,10 +9,22 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
+from crc32c import crc32c
+
 from quire.errors import ChecksumMismatchError, MalformedBatchError
-from quire.records.header import HEADER_BYTES, MAGIC, BatchHeader, check_crc, parse_header
+from quire.records.header import (
+    BATCH_BYTES_MAX,
+    CRC_FIELD,
+    CRC_START,
+    HEADER_BYTES,
+    MAGIC,
+    BatchHeader,
+    check_crc,
+    parse_header,
+)
 from quire_broker.log.epochs import LeaderEpochs
 from quire_broker.ports import DiskFile
 
@@ -151,68 +163,133 @@ class _Unproven:
         return len(header) < HEADER_BYTES or position + _claimed_bytes(header) > self._end
 
     def resume_after(self, position: int, expected_offset: int) -> Found | None:
-        """The next place after `position` where valid batches go on, if there is one."""
+        """The next place after `position` where valid batches go on, if there is one.
+
+        A record may hold bytes that look like a batch, offset and all, and even lead to the next real one. So a place
+        is believed only by somebody else's word: that of the damaged batch itself, as far as it is coherent, or
+        that of an index.
+        """
         at = bisect_right(self._anchors, position, key=lambda anchor: anchor.position)
         anchor = self._anchors[at] if at < len(self._anchors) else None
-        limit = self._end if anchor is None else anchor.position
-        tries = 0
-        for candidate in self._candidates(position, limit, expected_offset):
-            header = self.examine(candidate, expected_offset + 1, exactly=False)
-            if isinstance(header, BatchHeader):
-                after_claim = self._claimed_end(position, expected_offset) == (candidate, header.base_offset)
-                if after_claim or self._confirmed(candidate, header, anchor):
-                    return Found(candidate, header)
-            if (tries := tries + 1) == _CANDIDATES_MAX:
-                break
+        claim = _Claim(self.read(position, HEADER_BYTES), position, expected_offset)
+        if anchor is None:
+            if self._is_last(position, claim):
+                return None
+            return self._successor(position, claim, anchor) or self._search(position, claim)
+        if claim.end_position != anchor.position and (found := self._successor(position, claim, anchor)) is not None:
+            return found
         for later in self._anchors[at:]:
             header = self.examine(later.position, later.offset)
             if isinstance(header, BatchHeader) and later.offset > expected_offset:
                 return Found(later.position, header)
         return None
 
-    def _claimed_end(self, position: int, expected_offset: int) -> tuple[int, int] | None:
-        """Where the next batch begins, and with which offset, by the word of one that is damaged somewhere."""
-        try:
-            header = parse_header(self.read(position, HEADER_BYTES))
-        except MalformedBatchError:
-            return None
-        return position + header.size_bytes, expected_offset + header.last_offset_delta + 1
+    def _is_last(self, position: int, claim: _Claim) -> bool:
+        """Whether a damaged batch says that nothing is behind it."""
+        if claim.end_position == self._end:
+            return True
+        size = self._end - position
+        return size <= BATCH_BYTES_MAX and crc32c(self.read(position, size)[CRC_START:]) == claim.crc
 
-    def _candidates(self, position: int, limit: int, expected_offset: int) -> Iterator[int]:
-        """Places below `limit` where a batch may begin, the likeliest first."""
-        # Most damage leaves the length alone: the batch after it begins where it should.
-        if (claimed := position + _claimed_bytes(self.read(position, _LENGTH_END))) < limit:
-            yield claimed
-        # A base offset shares its upper half with its neighbours, a length is below 2**25, and magic is fixed.
-        upper = re.escape((expected_offset >> 32).to_bytes(4, "big"))
-        header = re.compile(rb"(?=%b.{4}[\x00\x01].{3}.{4}%b)" % (upper, bytes([MAGIC])), re.DOTALL)
-        position += 1
-        while position + HEADER_BYTES <= limit:
-            chunk = bytes(self.read(position, min(_CHUNK_BYTES, limit - position)))
+    def _successor(self, position: int, claim: _Claim, anchor: Anchor | None) -> Found | None:
+        """The batch behind a damaged one by the latter's word: where its length says, or where its CRC holds.
+
+        If its length was damaged its CRC tells where it ends; if anything else was, its length does. Where both lead
+        to a batch, at different places, one of the two was made to deceive.
+        """
+        limit = self._end if anchor is None else anchor.position
+        found: set[Found] = set()
+        if claim.end_position < limit:
+            header = self.examine(claim.end_position, claim.next_offset, exactly=claim.is_coherent)
+            if isinstance(header, BatchHeader) and (
+                claim.is_coherent or self._leads_on(claim.end_position, header, anchor)
+            ):
+                found.add(Found(claim.end_position, header))
+        if claim.is_coherent:
+            for end in self._ends_by_crc(position, limit, claim):
+                header = self.examine(end, claim.next_offset)
+                if isinstance(header, BatchHeader):
+                    found.add(Found(end, header))
+        return found.pop() if len(found) == 1 else None
+
+    def _ends_by_crc(self, position: int, limit: int, claim: _Claim) -> Iterator[int]:
+        """Where a batch may begin such that the CRC of the one at `position` holds up to there."""
+        data = self.read(position, min(BATCH_BYTES_MAX, limit - position))
+        crc, crc_end = 0, CRC_START
+        for match in _headers_near(claim.next_offset).finditer(data, HEADER_BYTES):
+            crc, crc_end = crc32c(data[crc_end : match.start()], crc), match.start()
+            if crc == claim.crc:
+                yield position + match.start()
+
+    def _search(self, position: int, claim: _Claim) -> Found | None:
+        """Any batch from which valid ones lead to the end, for want of a better: past the last entry of the index."""
+        tried: set[int] = set()
+        for candidate in self._candidates(position + 1, claim.next_offset):
+            if candidate in tried:
+                continue
+            header = self.examine(candidate, claim.next_offset, exactly=False)
+            if isinstance(header, BatchHeader) and self._leads_on(candidate, header, None, tried):
+                return Found(candidate, header)
+            tried.add(candidate)
+            if len(tried) >= _CANDIDATES_MAX:
+                break
+        return None
+
+    def _candidates(self, position: int, expected_offset: int) -> Iterator[int]:
+        """Places where a batch may begin."""
+        header = _headers_near(expected_offset)
+        while position + HEADER_BYTES <= self._end:
+            chunk = bytes(self.read(position, min(_CHUNK_BYTES, self._end - position)))
             if len(chunk) < HEADER_BYTES:
                 return  # the file is shorter than it was
             for match in header.finditer(chunk):
                 yield position + match.start()
             position += len(chunk) - HEADER_BYTES + 1
 
-    def _confirmed(self, position: int, header: BatchHeader, anchor: Anchor | None) -> bool:
-        """Whether somebody else vouches for a batch that checks, and for its offset, which is not under the CRC.
+    def _leads_on(
+        self, position: int, header: BatchHeader, anchor: Anchor | None, seen: set[int] | None = None
+    ) -> bool:
+        """Whether from a batch that checks valid ones lead to the next that the index knows, or else to the end.
 
-        A record's value may hold bytes that look like a batch. From a real one valid ones lead to the next that the
-        index knows; past the last of those its successor goes on where it ends, or the segment is known to.
+        One that is the last itself leads nowhere: its offset, which is not under the CRC, must be the known end's.
         """
-        end = position + header.size_bytes
-        if anchor is None:
-            after = self.read(end, 8)
-            if len(after) < 8:
-                return header.end_offset == self._end_offset
-            return int.from_bytes(after, "big") == header.end_offset
-        while end < anchor.position:
+        first, end = header, position + header.size_bytes
+        while (end < anchor.position) if anchor is not None else (end < self._end):
+            if anchor is None and header.end_offset == self._end_offset:
+                return True
+            if seen is not None:
+                seen.add(end)
             successor = self.examine(end, header.end_offset)
             if not isinstance(successor, BatchHeader):
                 return False
             header, end = successor, end + successor.size_bytes
+        if anchor is None:
+            return header is not first or self._end_offset in (None, header.end_offset)
         return (end, header.end_offset) == (anchor.position, anchor.offset)
+
+
+class _Claim:
+    """What a damaged batch says of itself."""
+
+    def __init__(self, header: memoryview, position: int, offset: int) -> None:
+        fields = bytes(header).ljust(HEADER_BYTES, b"\x00")
+        count = int.from_bytes(fields[57:61], "big")
+        self.is_coherent = count > 0 and count == int.from_bytes(fields[23:27], "big") + 1
+        """It says twice how many offsets it takes, and the same."""
+        self.next_offset = offset + count if self.is_coherent else offset + 1
+        """Of the batch behind it, or the lowest that one can have."""
+        self.end_position = position + _claimed_bytes(header)
+        self.crc = int.from_bytes(fields[CRC_FIELD:CRC_START], "big")
+
+
+@lru_cache(maxsize=8)
+def _headers_like(upper: bytes) -> re.Pattern[bytes]:
+    return re.compile(rb"(?=%b.{4}[\x00\x01].{3}.{4}%b)" % (re.escape(upper), bytes([MAGIC])), re.DOTALL)
+
+
+def _headers_near(offset: int) -> re.Pattern[bytes]:
+    """Finds headers: a base offset shares its upper half with its neighbours, a length is below 2**25, magic is 2."""
+    return _headers_like((offset >> 32).to_bytes(4, "big"))
 
 
 def _claimed_bytes(header: memoryview) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -27,6 +28,7 @@ from quire_broker.ports import Disk, DiskFile
 LOG_SUFFIX: Final = ".log"
 DELETED_SUFFIX: Final = ".deleted"
 _SIDECAR_BYTES_MAX: Final = 256 * 1024 * 1024
+_SIDECAR_END = struct.Struct(">q")
 
 
 class Place(NamedTuple):
@@ -34,6 +36,13 @@ class Place(NamedTuple):
 
     position: int
     base_offset: int
+
+
+class Folded(NamedTuple):
+    """A sidecar, and the offset below which it has seen every batch of its segment."""
+
+    sidecar: Sidecar
+    end_offset: int
 
 
 class Segment:
@@ -54,7 +63,9 @@ class Segment:
         self._disk = disk
         self._kinds = tuple(kinds)
         self._file: DiskFile | None = None
-        self._sidecars: dict[str, Sidecar] | None = {kind.name: kind.new() for kind in self._kinds}
+        self._sidecars: dict[str, Folded] | None = {
+            kind.name: Folded(kind.new(), base_offset) for kind in self._kinds
+        }
 
     def __repr__(self) -> str:
         return f"<Segment {self.base_offset}–{self.end_offset}, {self.size_bytes} bytes>"
@@ -97,8 +108,10 @@ class Segment:
             index.add(base_offset - self.base_offset, self.size_bytes, self.max_timestamp_ms)
         if self._sidecars:
             stored = header._replace(base_offset=base_offset)
-            for sidecar in self._sidecars.values():
-                sidecar.observe(stored, self.size_bytes)
+            for sidecar, seen_until in self._sidecars.values():
+                # One from a file goes further than the index that the segment was resumed with.
+                if base_offset >= seen_until:
+                    sidecar.observe(stored, self.size_bytes)
         if header.max_timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms = header.max_timestamp_ms
         self.size_bytes += header.size_bytes
@@ -110,10 +123,16 @@ class Segment:
         if isinstance(self.index, SegmentIndex) and position > self.index.last_position:
             self.index.add(offset - self.base_offset, position, self.max_timestamp_ms)
 
-    def resume(self, index: SegmentIndex, sidecars: dict[str, Sidecar]) -> None:
-        """Take over what was saved of the segment's beginning; it goes on at the last entry of the index."""
-        entry, self.max_timestamp_ms = index.last()
-        self.size_bytes, self.end_offset = entry.position, self.base_offset + entry.relative_offset
+    def resume(self, index: SegmentIndex, sidecars: dict[str, Folded]) -> None:
+        """Take over what was saved of the segment's beginning; it goes on at the last entry of the index.
+
+        Or at the beginning, where a sidecar has not seen all up to there.
+        """
+        entry, max_timestamp_ms = index.last()
+        end_offset = self.base_offset + entry.relative_offset
+        if any(folded.end_offset < end_offset for folded in sidecars.values()):
+            return
+        self.size_bytes, self.end_offset, self.max_timestamp_ms = entry.position, end_offset, max_timestamp_ms
         self.index, self._sidecars = index, sidecars
 
     @property
@@ -132,7 +151,7 @@ class Segment:
         yield self.stem + TIME_SUFFIX, partial(index.times_to_bytes, base_offset=base_offset, seal=seal)
         for kind in self._kinds:
             if self._sidecars is not None:
-                content = self._sidecars[kind.name].to_bytes()
+                content = _SIDECAR_END.pack(self.end_offset) + self._sidecars[kind.name].sidecar.to_bytes()
                 yield f"{self.stem}.{kind.name}", partial(frame, kind.name, kind.version, content)
 
     def adopt(self, fresh: Segment) -> None:
@@ -165,30 +184,33 @@ class Segment:
         """The index from its files, below an offset; None where it has to be made again."""
         return SegmentIndex.load(self._disk, self.stem, end_relative=end_relative)
 
-    def saved_sidecars(self) -> dict[str, Sidecar] | None:
+    def saved_sidecars(self) -> dict[str, Folded] | None:
         """All sidecars from their files; None where one has to be made again."""
         found = {}
         for kind in self._kinds:
-            sidecar = self._saved_sidecar(kind)
-            if sidecar is None:
+            folded = self._saved_sidecar(kind)
+            if folded is None:
                 return None
-            found[kind.name] = sidecar
+            found[kind.name] = folded
         return found
 
     def sidecar(self, name: str) -> Sidecar | None:
         """A sidecar by name; None where it has to be made again."""
         if self._sidecars is not None:
-            return self._sidecars[name]
-        return self._saved_sidecar(next(kind for kind in self._kinds if kind.name == name))
+            return self._sidecars[name].sidecar
+        folded = self._saved_sidecar(next(kind for kind in self._kinds if kind.name == name))
+        return folded.sidecar if folded is not None and folded.end_offset == self.end_offset else None
 
-    def _saved_sidecar(self, kind: SidecarKind) -> Sidecar | None:
+    def _saved_sidecar(self, kind: SidecarKind) -> Folded | None:
         path = f"{self.stem}.{kind.name}"
         if not self._disk.exists(path):
             return None
         try:
             data = read_whole(self._disk, path, bytes_max=_SIDECAR_BYTES_MAX)
-            return kind.from_bytes(unframe(data, kind=kind.name, version_max=kind.version, path=path))
-        except (DamagedFileError, ValueError):
+            payload = unframe(data, kind=kind.name, version_max=kind.version, path=path)
+            [end_offset] = _SIDECAR_END.unpack_from(payload)
+            return Folded(kind.from_bytes(payload[_SIDECAR_END.size :]), end_offset)
+        except (DamagedFileError, ValueError, struct.error):
             return None
 
     def locate(self, offset: int, *, until_offset: int, index_interval_bytes: int) -> Place:

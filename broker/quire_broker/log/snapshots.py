@@ -35,13 +35,18 @@ def remove_after(disk: Disk, directory: str, offset: int) -> None:
             disk.remove(path_of(directory, later))
 
 
+def load(disk: Disk, directory: str, offset: int, producers: Producers) -> int:
+    """Fill `producers` from the snapshot that is named by `offset`, and return the offset that it holds itself."""
+    path = path_of(directory, offset)
+    return producers.load(read_whole(disk, path, bytes_max=_BYTES_MAX), path=path)
+
+
 def load_newest(disk: Disk, directory: str, producers: Producers, *, at_most: int) -> int:
     """Fill `producers` from the newest good snapshot as of `at_most` or before; 0 and no producers without one."""
     for offset in reversed(offsets(disk.names(directory))):
         if offset <= at_most:
-            path = path_of(directory, offset)
             try:
-                producers.load(read_whole(disk, path, bytes_max=_BYTES_MAX), path=path)
+                load(disk, directory, offset, producers)
             except DamagedFileError:
                 continue  # an older one and a longer replay give the same
             return offset

@@ -46,6 +46,11 @@ def lower(disk: Disk, directory: str, offset: int) -> None:
 
 def load(disk: Disk, directory: str) -> int:
     """The offset; 0 where the mark is not there or not whole, which claims nothing."""
+    return load_whole(disk, directory) or 0
+
+
+def load_whole(disk: Disk, directory: str) -> int | None:
+    """The offset; 0 where none was written yet, None where one was that is not whole."""
     path = f"{directory}/{NAME}"
     if not disk.exists(path):
         return 0
@@ -54,6 +59,8 @@ def load(disk: Disk, directory: str) -> int:
         data = file.read(0, _MARK.size + _CRC.size)
     finally:
         file.close()
-    if len(data) < _MARK.size + _CRC.size or _CRC.unpack_from(data, _MARK.size)[0] != crc32c(data[: _MARK.size]):
+    if not data:
         return 0
+    if len(data) < _MARK.size + _CRC.size or _CRC.unpack_from(data, _MARK.size)[0] != crc32c(data[: _MARK.size]):
+        return None
     return int(_MARK.unpack_from(data)[0])
