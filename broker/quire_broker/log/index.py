@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from quire.errors import DamagedFileError
 from quire_broker.log.framed import read_whole
 from quire_broker.ports import Disk, DiskFile
 
@@ -146,8 +147,11 @@ class SegmentIndex:
         """The saved entries below an offset; None where they are not there or contradict each other."""
         if not (disk.exists(stem + INDEX_SUFFIX) and disk.exists(stem + TIME_SUFFIX)):
             return None
-        offsets = read_whole(disk, stem + INDEX_SUFFIX, bytes_max=_BYTES_MAX)
-        times = read_whole(disk, stem + TIME_SUFFIX, bytes_max=_BYTES_MAX)
+        try:
+            offsets = read_whole(disk, stem + INDEX_SUFFIX, bytes_max=_BYTES_MAX)
+            times = read_whole(disk, stem + TIME_SUFFIX, bytes_max=_BYTES_MAX)
+        except DamagedFileError:
+            return None
         if len(offsets) % _OFFSET.size or len(times) != len(offsets) // _OFFSET.size * _TIME_ROW_BYTES:
             return None
         index = cls()

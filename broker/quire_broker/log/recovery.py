@@ -21,6 +21,7 @@ from quire_broker.log.epochs import LeaderEpochs
 from quire_broker.log.framed import TEMPORARY_SUFFIX
 from quire_broker.log.index import SealedIndex
 from quire_broker.log.producers import Producers
+from quire_broker.log.promise import Promise
 from quire_broker.log.ranges import OffsetRange, OffsetRanges
 from quire_broker.log.scan import Anchor, Damage, Found, scan
 from quire_broker.log.segment import DELETED_SUFFIX, Segment
@@ -142,7 +143,7 @@ class _Recovery:
             # Durably, before the checkpoint forgets about the cut: by an older mark alone it would look like loss.
             mark = min(mark, saved.cut.offset)
             synced_mark.lower(disk, directory, mark)
-        self._acknowledged = max(self._point, mark)
+        self._promise = Promise(max(self._point, mark), trusted=self._trusted)
         self._quarantined = OffsetRanges(saved.quarantined)
         self._changed = not self._trusted or saved.cut is not None
         self._segments: list[Segment] = []
@@ -162,7 +163,7 @@ class _Recovery:
                 continue
             if not self._examine(segment, following):
                 break
-        self._note_missing(self._end(), self._acknowledged)
+        self._note_missing(self._end(), self._promise.acknowledged)
         end = self._end()
         if not self._segments or self._segments[-1].end_offset < end:
             # Behind what is lost a new segment begins: nothing is ever appended to a file that lies about itself.
@@ -220,8 +221,7 @@ class _Recovery:
         anchors = self._resume(segment, size)
         scanned_from = segment.size_bytes
         torn, ended = self._take_stock(segment, size, following, anchors)
-        ends_early = following is not None and self._acknowledged <= segment.end_offset < following
-        if ends_early and self._trusted and not ended and torn is None:
+        if torn is None and not ended and self._promise.ends_early(segment.end_offset, following):
             torn = TornTail(segment.path, segment.size_bytes, segment.end_offset, "the file ends too early")
         self._report.scanned_bytes += size - scanned_from
         if following is not None and following <= self._point:
@@ -247,7 +247,7 @@ class _Recovery:
             end_position=size,
             expected_offset=segment.end_offset,
             epochs=self._epochs,
-            end_offset=self._acknowledged if following is None else following,
+            end_offset=self._promise.acknowledged if following is None else following,
             anchors=anchors,
         ):
             if isinstance(item, Found):
@@ -258,7 +258,7 @@ class _Recovery:
                 )
                 if item.header.base_offset >= self._replay_from:
                     self._producers.learn(item.header, now_ms=self._now_ms)
-            elif self._is_torn(item, following):
+            elif self._promise.is_torn(item, following):
                 return TornTail(segment.path, item.position, item.first_offset, item.reason), False
             else:
                 self._quarantine(item, following)
@@ -267,21 +267,10 @@ class _Recovery:
                 segment.pass_over(position=item.end_position, offset=item.end_offset)
         return None, False
 
-    def _is_torn(self, damage: Damage, following: int | None) -> bool:
-        """Whether damage is no more than a write that was never acknowledged and did not wholly arrive."""
-        if damage.first_offset < self._acknowledged:
-            return False
-        nothing_follows = damage.end_offset is None and following is None
-        return nothing_follows or (damage.never_written and self._trusted)
-
     def _quarantine(self, damage: Damage, following: int | None) -> None:
         self._report.damaged.append(damage)
         self._changed = True
-        end = damage.end_offset if damage.end_offset is not None else following
-        if end is None:
-            # The last bytes of the log: what was acknowledged of them is lost, the rest never was.
-            end = self._acknowledged
-        self._quarantined.add(damage.first_offset, end)
+        self._quarantined.add(damage.first_offset, self._promise.lost_until(damage, following))
 
     def _resume(self, segment: Segment, size: int) -> list[Anchor]:
         """Skip what lies below the recovery point, if index and sidecars were saved as of then.

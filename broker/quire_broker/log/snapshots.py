@@ -46,9 +46,9 @@ def load_newest(disk: Disk, directory: str, producers: Producers, *, at_most: in
     for offset in reversed(offsets(disk.names(directory))):
         if offset <= at_most:
             try:
-                load(disk, directory, offset, producers)
+                if load(disk, directory, offset, producers) == offset:
+                    return offset
             except DamagedFileError:
-                continue  # an older one and a longer replay give the same
-            return offset
+                pass  # an older one and a longer replay give the same
     producers.clear()
     return 0
