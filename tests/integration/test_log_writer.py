@@ -31,8 +31,9 @@ EPOCH = 1
 class WatchedFile:
     """Counts writes and syncs, holds syncs back, or lets them fail."""
 
-    def __init__(self, disk: WatchedDisk, file: OsFile) -> None:
+    def __init__(self, disk: WatchedDisk, file: OsFile, path: str) -> None:
         self._disk = disk
+        self._is_data = path.endswith(".log")
         self._file = file
         self.size = file.size
         self.read = file.read
@@ -45,7 +46,8 @@ class WatchedFile:
 
     def sync(self) -> None:
         self._disk.syncs += 1
-        self._disk.gate.wait()
+        if not (self._disk.holds_books_only and self._is_data):
+            self._disk.gate.wait()
         if self._disk.failing:
             raise SyncFailedError("the disk is gone", path="x")
         self._file.sync()
@@ -55,11 +57,13 @@ class WatchedDisk(OsDisk):
     def __init__(self) -> None:
         self.writes = self.syncs = 0
         self.failing = False
+        self.holds_books_only = False
+        """Only what is not a segment is held back."""
         self.gate = threading.Event()
         self.gate.set()
 
     def open(self, path: str, *, create: bool = False) -> WatchedFile:  # type: ignore[override]  # as good as an OsFile
-        return WatchedFile(self, super().open(path, create=create))
+        return WatchedFile(self, super().open(path, create=create), path)
 
 
 @pytest.fixture
@@ -286,3 +290,101 @@ async def test_sync_waits_for_all_that_was_written(disk: WatchedDisk, tmp_path: 
         assert writer.log.synced_offset == 0
         await writer.sync()
         assert writer.log.synced_offset == 5
+
+
+async def test_what_a_truncation_removes_is_not_answered_by_a_later_sync(disk: WatchedDisk, tmp_path: Path) -> None:
+    async with writer_on(disk, tmp_path) as writer:
+        disk.gate.clear()
+        first = asyncio.ensure_future(writer.append([batch(b"a")], epoch=EPOCH))
+        await until(lambda: writer.log.syncing)
+        second = asyncio.ensure_future(writer.append([batch(b"b")], epoch=EPOCH))
+        await until(lambda: writer.log.end_offset == 2)
+        cut = asyncio.ensure_future(writer.exclusively(lambda log: log.truncate(1)))
+        await asyncio.sleep(0)
+        disk.gate.set()
+        assert await cut == 1
+        assert (await first)[0] == Stored(0, 1, duplicate=False, fsynced=True)
+        with pytest.raises(StaleEpochError):
+            await second
+        await writer.exclusively(lambda log: log.begin_epoch(2))
+        assert await writer.append([batch(b"c")], epoch=2) == [Stored(1, 2, duplicate=False, fsynced=True)]
+
+
+async def test_sync_ends_though_the_log_was_truncated_meanwhile(disk: WatchedDisk, tmp_path: Path) -> None:
+    async with writer_on(disk, tmp_path, flush="os") as writer:
+        await writer.append([batch(), batch()], epoch=EPOCH)
+        disk.gate.clear()
+        syncing = asyncio.ensure_future(writer.sync())
+        await until(lambda: writer.log.syncing)
+        await writer.append([batch(), batch()], epoch=EPOCH)
+        waiting = asyncio.ensure_future(writer.sync())
+        cut = asyncio.ensure_future(writer.exclusively(lambda log: log.truncate(1)))
+        await asyncio.sleep(0)
+        disk.gate.set()
+        assert await cut == 1
+        await asyncio.gather(syncing, waiting)
+
+
+async def test_closing_while_someone_syncs(disk: WatchedDisk, tmp_path: Path) -> None:
+    async with writer_on(disk, tmp_path, flush="os") as writer:
+        await writer.append([batch()], epoch=EPOCH)
+        disk.gate.clear()
+        syncing = asyncio.ensure_future(writer.sync())
+        await until(lambda: writer.log.syncing)
+        await writer.append([batch()], epoch=EPOCH)
+        closing = asyncio.ensure_future(writer.close())
+        again = asyncio.ensure_future(writer.sync())
+        await asyncio.sleep(0)
+        disk.gate.set()
+        await asyncio.gather(syncing, closing)
+        await asyncio.gather(again, return_exceptions=True)
+        assert writer.log.offline is None
+        assert writer.log.synced_offset == 2
+
+
+async def test_to_be_cancelled_while_closing_leaves_nothing_open(disk: WatchedDisk, tmp_path: Path) -> None:
+    async with writer_on(disk, tmp_path) as writer:
+        disk.gate.clear()
+        waiting = asyncio.ensure_future(writer.append([batch()], epoch=EPOCH))
+        await until(lambda: writer.log.syncing)
+        closing = asyncio.ensure_future(writer.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        disk.gate.set()
+        assert (await waiting)[0] == Stored(0, 1, duplicate=False, fsynced=True)
+        await writer.close()
+        with pytest.raises(LogOfflineError):
+            await writer.exclusively(lambda log: None)
+
+
+async def test_going_offline_between_syncs_answers_those_who_wait(disk: WatchedDisk, tmp_path: Path) -> None:
+    def break_down(log: Log) -> None:
+        disk.failing = True
+        log.begin_epoch(2)
+
+    async with writer_on(disk, tmp_path) as writer:
+        disk.gate.clear()
+        first = asyncio.ensure_future(writer.append([batch()], epoch=EPOCH))
+        await until(lambda: writer.log.syncing)
+        second = asyncio.ensure_future(writer.append([batch()], epoch=EPOCH))
+        broken = asyncio.ensure_future(writer.exclusively(break_down))
+        await asyncio.sleep(0)
+        disk.gate.set()
+        answers = await asyncio.gather(first, second, broken, return_exceptions=True)
+        assert answers[0] == [Stored(0, 1, duplicate=False, fsynced=True)]
+        assert isinstance(answers[1], LogOfflineError)
+        assert isinstance(answers[2], SyncFailedError)
+        assert writer.waiting_bytes == 0
+
+
+async def test_an_answer_does_not_wait_for_the_books(disk: WatchedDisk, tmp_path: Path) -> None:
+    large = batch(b"x" * 5_000)
+    async with writer_on(disk, tmp_path, checkpoint_bytes=1) as writer:
+        disk.holds_books_only = True
+        disk.gate.clear()
+        assert await writer.append([large], epoch=EPOCH) == [Stored(0, 1, duplicate=False, fsynced=True)]
+        assert writer.log.busy
+        assert await writer.append([large], epoch=EPOCH) == [Stored(1, 2, duplicate=False, fsynced=True)]
+        assert writer.log.recovery_point == 0
+        disk.gate.set()
+        await until(lambda: writer.log.recovery_point > 0)

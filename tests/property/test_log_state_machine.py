@@ -30,7 +30,7 @@ from quire_broker.log.appender import Appended
 from quire_broker.log.config import LogConfig
 from quire_broker.log.log import Log
 from quire_broker.log.reader import Batches
-from quire_broker.log.sync_plan import SyncPlan
+from quire_broker.log.sync_plan import Books, SyncPlan
 
 T = TypeVar("T")
 
@@ -73,6 +73,7 @@ class LogMachine(RuleBasedStateMachine):
         self.sequences: dict[int, int] = {}
         self.producer_epoch = 0
         self.plan: SyncPlan | None = None
+        self.books: Books | None = None
         self.opened = True
         self.flips = False
         self.flipped: list[int] = []
@@ -165,11 +166,21 @@ class LogMachine(RuleBasedStateMachine):
         self._run(plan.run)
         self.plan = None
         if self.log is log:
-            log.finish_sync(plan)
+            self.books = log.finish_sync(plan) or self.books
             self.synced = max(self.synced, log.synced_offset)
             assert log.synced_offset >= plan.end_offset or log.offline is not None
 
-    @precondition(lambda self: self.plan is None)
+    @precondition(lambda self: self.books is not None)
+    @rule()
+    def keep_books(self) -> None:
+        books, log = self.books, self.log
+        assert books is not None
+        self._run(books.run)
+        self.books = None
+        if self.log is log:
+            log.finish_books(books)
+
+    @precondition(lambda self: self.plan is None and self.books is None)
     @rule(checkpoint=st.booleans())
     def sync(self, checkpoint: bool) -> None:
         self._run(lambda: self.log.sync(checkpoint=checkpoint))
@@ -177,12 +188,12 @@ class LogMachine(RuleBasedStateMachine):
         if self.log.offline is None:
             assert self.log.synced_offset == self.log.end_offset
 
-    @precondition(lambda self: self.plan is None)
+    @precondition(lambda self: self.plan is None and self.books is None)
     @rule()
     def begin_epoch(self) -> None:
         self._begin_epoch()
 
-    @precondition(lambda self: self.plan is None)
+    @precondition(lambda self: self.plan is None and self.books is None)
     @rule(share=st.floats(0.5, 1))
     def truncate(self, share: float) -> None:
         if not self.entries or self.log.offline is not None:
@@ -216,7 +227,7 @@ class LogMachine(RuleBasedStateMachine):
         self._count_sequences()
         self._begin_epoch()
 
-    @precondition(lambda self: self.plan is None and self.log.offline is None)
+    @precondition(lambda self: self.plan is None and self.books is None and self.log.offline is None)
     @rule(share=st.floats(0, 1))
     def advance_start(self, share: float) -> None:
         target = self.start + int((self.end - self.start) * share)
@@ -225,7 +236,7 @@ class LogMachine(RuleBasedStateMachine):
         if self.log.offline is None:
             self._moved_start()
 
-    @precondition(lambda self: self.plan is None and self.log.offline is None)
+    @precondition(lambda self: self.plan is None and self.books is None and self.log.offline is None)
     @rule()
     def retention(self) -> None:
         self.may_start_at = self.synced
@@ -263,7 +274,7 @@ class LogMachine(RuleBasedStateMachine):
 
     # -- what goes wrong -------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.plan is None)
+    @precondition(lambda self: self.plan is None and self.books is None)
     @rule()
     def close_and_reopen(self) -> None:
         log = self.log
@@ -422,7 +433,7 @@ class LogMachine(RuleBasedStateMachine):
         return None
 
     def _crash(self, restart: Callable[[], None], *, power: bool) -> None:
-        floor, self.plan, self.opened = self.synced, None, False
+        floor, self.plan, self.books, self.opened = self.synced, None, None, False
         restart()
         self.disk.capacity_bytes = None
         # Opening may be cut short like anything else.

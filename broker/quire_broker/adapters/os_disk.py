@@ -111,7 +111,14 @@ class OsDisk:
             return OsFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644))
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(path)
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            # "Not there" would be a lie with consequences: a log without its checkpoint believes nothing.
+            raise _translate(error, "look for", path) from error
+        return True
 
     def names(self, directory: str) -> list[str]:
         try:

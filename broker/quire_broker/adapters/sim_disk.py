@@ -5,7 +5,7 @@ the disk, and of the writes in that prefix each 512-byte sector on its own may b
 was there before, or zeros). Of the changes to a directory since its last sync a prefix survives.
 
 Faults are planted, never rolled behind the back of a test: `crash_after`, `capacity_bytes`, `failing_syncs`,
-`failing_writes`, `flip`. All chance comes from the `random.Random` handed to `power_cut`.
+`failing_writes`, `failing_reads`, `flip`. All chance comes from the `random.Random` handed to `power_cut`.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class SimFile:
 
     def read(self, position: int, size: int) -> bytes:
         self._check()
+        if any(position < bad + SECTOR_BYTES and bad < position + size for bad in self._disk.bad_sectors(self._path)):
+            raise DiskIoError(f"cannot read {self._path}: simulated", path=self._path)
         return bytes(self._node.seen[position : position + size])
 
     def write(self, position: int, buffers: Sequence[Buffer]) -> int:
@@ -123,6 +125,8 @@ class SimDisk:
         """Paths whose next sync fails."""
         self.failing_writes: set[str] = set()
         """Paths whose writes fail until taken out again."""
+        self.failing_reads: set[tuple[str, int]] = set()
+        """(path, position) of sectors that cannot be read any more."""
         self.syncs = 0
         self.generation = 0
         self.dead = False
@@ -240,6 +244,9 @@ class SimDisk:
                 change.data = bytes(data)
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def bad_sectors(self, path: str) -> list[int]:
+        return [position for bad, position in self.failing_reads if bad == path]
 
     def step(self) -> bool:
         """Count a change; true if the process is to die in it."""

@@ -104,14 +104,8 @@ class LogAppender:
             self._write(group, buffers, now_ms)
             admission.commit()
         except (DiskFullError, DiskIoError) as error:
-            for checked in group:
-                outcomes[checked.outcome] = error
-            # A duplicate may be of a batch in the group that was not written.
-            unwritten = state.end_offset
-            outcomes = [
-                error if isinstance(outcome, Appended) and outcome.end_offset > unwritten else outcome
-                for outcome in outcomes
-            ]
+            # From the first one that was not written on: what was said of those behind it took it for written.
+            del outcomes[group[0].outcome if group else len(outcomes) :]
             outcomes += [error] * (len(batches) - len(outcomes))
         return outcomes
 

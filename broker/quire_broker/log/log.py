@@ -12,7 +12,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Final
 
-from quire.errors import DiskFullError, DiskIoError, LogOfflineError, QuireError, invariant
+from quire.errors import DiskFullError, DiskIoError, LogOfflineError, QuireError, SyncFailedError, invariant
 from quire.records.produced import PRODUCIBLE_ATTRIBUTES
 from quire.types import Buffer
 from quire_broker.log import snapshots
@@ -26,7 +26,7 @@ from quire_broker.log.recovery import RecoveryReport, recover
 from quire_broker.log.segment import Segment
 from quire_broker.log.sidecar import Sidecar, SidecarKind
 from quire_broker.log.state import LogState
-from quire_broker.log.sync_plan import Bookkeeping, SyncPlan
+from quire_broker.log.sync_plan import Books, SyncPlan
 from quire_broker.log.synced_mark import SyncedMark
 from quire_broker.log.trimmer import LogTrimmer
 from quire_broker.ports import Disk
@@ -42,13 +42,16 @@ class Log:
         self._mark = SyncedMark(state.disk, state.directory)
         self._reader = LogReader(state)
         self._appender = LogAppender(state)
-        self._trimmer = LogTrimmer(state, self._reader, self._mark, self.sync)
+        self._trimmer = LogTrimmer(state, self._reader, self._mark, partial(self.sync, checkpoint=True))
         self._plan: SyncPlan | None = None
+        self._books: Books | None = None
         self._names_synced = 0
         self._books_bytes = 0
         self.recovery = report
+        self.cuts = 0
+        """How often the end was moved back: what was appended before may be gone."""
         self.books_error: DiskFullError | DiskIoError | None = None
-        """Why the last checkpoint could not be written; it is tried again with the next sync."""
+        """Why the books could not be kept; it is tried again with the next sync."""
 
     @classmethod
     def open(
@@ -62,12 +65,16 @@ class Log:
     ) -> Log:
         """Open the log in a directory, or begin one. What was recovered is synced before this returns.
 
-        A full disk does not keep it from opening: what was learned is then written down later.
+        One that is there opens on a full disk too, unless it has to be mended; books are then kept later.
         """
         state, report = recover(disk, directory, config=config, kinds=tuple(sidecars), now_ms=now_ms)
         log = cls(state, report)
         if state.unsaved:
-            log.sync()
+            try:
+                log.sync()
+            except BaseException:
+                log._let_go()
+                raise
         return log
 
     # -- what it is ------------------------------------------------------------------------------------------------
@@ -134,6 +141,15 @@ class Log:
     def syncing(self) -> bool:
         """A plan is in flight."""
         return self._state.syncing
+
+    def require_online(self) -> None:
+        """Raise why the log serves nothing any more, if so."""
+        self._state.require_online()
+
+    @property
+    def busy(self) -> bool:
+        """A sync is in flight, or books are being kept: nothing exclusive can run."""
+        return self._state.syncing or self._state.keeping_books
 
     @property
     def has_unsealed(self) -> bool:
@@ -202,18 +218,18 @@ class Log:
     def begin_sync(self, *, checkpoint: bool = False) -> SyncPlan | None:
         """A plan to sync all that was appended so far; None when there is nothing to do. At most one is in flight.
 
-        `checkpoint` moves the recovery point along, as happens by itself every `checkpoint_bytes`.
+        It brings books along when it is time for them, or when `checkpoint` asks: they move the recovery point.
         """
-        self._state.require_exclusive()
         state = self._state
-        end, sealed = state.end_offset, list(state.unsealed)
+        state.require_online()
+        invariant(not state.syncing, "one sync at a time")
+        end = state.end_offset
         due = state.appended_bytes >= max(state.config.checkpoint_bytes, _SNAPSHOT_SHARE * self._books_bytes)
         # What the disk had no room for is tried again with the next data, not over and over.
         patient = self.books_error is not None and end == state.synced_offset and not checkpoint
-        bookkeeping = None
-        if (due or sealed or state.unsaved or (checkpoint and state.appended_bytes)) and not patient:
-            bookkeeping = self._plan_books(sealed)
-        if bookkeeping is None and end == state.synced_offset:
+        wanted = due or state.unsealed or state.unsaved or (checkpoint and state.appended_bytes)
+        books = self._plan_books() if wanted and not patient and not state.keeping_books else None
+        if books is None and end == state.synced_offset:
             return None
         self._plan = SyncPlan(
             disk=state.disk,
@@ -223,58 +239,80 @@ class Log:
             files_made=state.files_made,
             sync_names=state.files_made > self._names_synced,
             mark=self._mark,
-            bookkeeping=bookkeeping,
+            books=books,
         )
         state.syncing = True
         return self._plan
 
-    def _plan_books(self, sealed: list[Segment]) -> Bookkeeping:
+    def _plan_books(self) -> Books:
+        """As of now: the log may grow before they are kept, and on another thread."""
         state = self._state
         end = state.end_offset
-        files = [item for segment in sealed for item in segment.unsaved(sealed=True)]
+        files = [item for segment in state.unsealed for item in segment.unsaved(sealed=True)]
         files += state.active.unsaved(sealed=False)
         files.append((snapshots.path_of(state.directory, end), partial(state.producers.copy().to_bytes, end)))
-        old = [offset for offset in snapshots.offsets(state.disk.names(state.directory)) if offset != end]
-        bookkeeping = Bookkeeping(
+        return Books(
+            disk=state.disk,
+            directory=state.directory,
             checkpoint=state.checkpoint(recovery_point=end),
             files=files,
-            stale=[snapshots.path_of(state.directory, offset) for offset in old[: 1 - snapshots.KEPT]],
-            sealed=[(segment, segment.index) for segment in sealed],
+            segment_bases=[segment.base_offset for segment in state.segments],
+            sealed=[(segment, segment.index) for segment in state.unsealed],
             log_bytes=state.appended_bytes,
         )
-        state.unsaved = False
-        return bookkeeping
 
-    def finish_sync(self, plan: SyncPlan) -> None:
-        """Take in what became of a plan. Look at `synced_offset` and `offline` afterwards."""
+    def finish_sync(self, plan: SyncPlan) -> Books | None:
+        """Take in what became of a plan, and answer what to run next. Look at `synced_offset` and `offline` too."""
         invariant(plan is self._plan, "a plan is finished once, by the log that made it")
         state = self._state
         self._plan, state.syncing = None, False
-        if plan.data_synced:
+        # Gone offline meanwhile: another sync of the same file may have been told of the one error there was.
+        if plan.synced and state.offline is None:
             state.synced_offset = max(state.synced_offset, plan.end_offset)
             self._names_synced = plan.files_made
-        books = plan.bookkeeping
-        if books is not None:
-            if plan.books_kept:
-                state.recovery_point = books.checkpoint.recovery_point
-                state.appended_bytes -= books.log_bytes
-                self._books_bytes = books.written_bytes
-                for segment, index in books.sealed:
-                    if segment.index is index:
-                        segment.become_sealed()
-                state.find_unsealed()
-            else:
-                state.unsaved = True
-        self.books_error = plan.error
-        if plan.error is not None and not (plan.data_synced and isinstance(plan.error, DiskFullError)):
+        if plan.error is not None and not (plan.synced and isinstance(plan.error, DiskFullError)):
             state.go_offline(plan.error)
+        if plan.books is None or state.offline is not None:
+            return None
+        self._books, state.keeping_books = plan.books, True
+        state.unsaved = False
+        return plan.books
+
+    def finish_books(self, books: Books) -> None:
+        """Take in what became of the books. Only a failed sync is final; what had no room is tried again."""
+        invariant(books is self._books, "books are finished once, by the log that planned them")
+        state = self._state
+        self._books, state.keeping_books = None, False
+        self.books_error = books.error
+        if books.kept:
+            state.recovery_point = books.checkpoint.recovery_point
+            state.appended_bytes -= books.log_bytes
+            self._books_bytes = books.written_bytes
+            for segment, index in books.sealed:
+                if segment.index is index:
+                    self._seal(segment)
+            state.find_unsealed()
+        else:
+            state.unsaved = True
+        if isinstance(books.error, SyncFailedError):
+            state.go_offline(books.error)
+
+    def _seal(self, segment: Segment) -> None:
+        try:
+            segment.become_sealed()
+        except DiskIoError as error:  # closing a file may tell of what went wrong before
+            self._state.go_offline(error)
 
     def sync(self, *, checkpoint: bool = False) -> None:
-        """Sync here and now. Exclusive."""
+        """Sync here and now, books included if it is time for them. Exclusive."""
+        self._state.require_exclusive()
         plan = self.begin_sync(checkpoint=checkpoint)
         if plan is not None:
             plan.run()
-            self.finish_sync(plan)
+            books = self.finish_sync(plan)
+            if books is not None:
+                books.run()
+                self.finish_books(books)
             self._state.require_online()
 
     # -- removing --------------------------------------------------------------------------------------------------
@@ -285,10 +323,12 @@ class Log:
         A batch that reaches across goes whole, so the new end may be lower. Leader epochs without a batch go too: the
         next batch may be of an older one.
         """
+        self.cuts += end_offset < self.end_offset
         return self._trimmer.truncate(end_offset)
 
     def reset(self, start_offset: int) -> None:
         """Remove everything and go on at another offset: a replica too far behind to catch up. Exclusive, durable."""
+        self.cuts += 1
         self._trimmer.reset(start_offset)
 
     def advance_start(self, start_offset: int) -> None:
@@ -308,6 +348,9 @@ class Log:
             if self._state.offline is None:
                 self.sync(checkpoint=True)
         finally:
-            for segment in self._state.segments:
-                segment.close()
-            self._mark.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for segment in self._state.segments:
+            segment.close()
+        self._mark.close()

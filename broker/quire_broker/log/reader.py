@@ -10,7 +10,6 @@ from quire.errors import (
     DiskIoError,
     MalformedBatchError,
     OffsetOutOfRangeError,
-    PoisonBatchError,
     UnsupportedBatchError,
 )
 from quire.records import decode
@@ -159,10 +158,10 @@ class LogReader:
         return self._state.end_offset if lost_from is None else lost_from
 
     def _place_of(self, segment: Segment, offset: int) -> Place:
+        self._keep_open(segment)
         cursor = self._cursors.pop(offset, None)
         if cursor is not None and cursor[0] is segment:
             return Place(cursor[1], offset)
-        self._keep_open(segment)
         return segment.locate(
             offset,
             until_offset=self._stretch_end(offset),
@@ -195,7 +194,13 @@ class LogReader:
     def _read_at(self, segment: Segment, place: Place, offset: int, bytes_max: int, limit: int) -> Batches:
         """Read from a place where the batch that holds `offset` should begin."""
         position, expected = place
-        data = segment.file.read(position, min(max(bytes_max, HEADER_BYTES), segment.size_bytes - position))
+        try:
+            data = segment.file.read(position, min(max(bytes_max, HEADER_BYTES), segment.size_bytes - position))
+        except DiskIoError as error:
+            if bytes_max:
+                # A sector that cannot be read, perhaps behind batches that can.
+                return self._read_at(segment, place, offset, 0, limit)
+            raise _NotAsExpected from error
         certain_end = min(segment.end_offset, self._stretch_end(place.base_offset))
         epochs = self._state.epochs
         epoch, epoch_end = epochs.span(expected)
@@ -215,7 +220,7 @@ class LogReader:
                     if at:
                         break
                     # Whole, however large: a reader could not get past it otherwise.
-                    data += segment.file.read(position + size, batch_bytes - size)
+                    data += self._rest(segment, position + size, batch_bytes - size)
                     if len(data) < batch_bytes:
                         raise _NotAsExpected
                     size = batch_bytes
@@ -232,11 +237,19 @@ class LogReader:
         except _NotAsExpected:
             if not at:
                 raise
-        if at and position + at < segment.size_bytes:
+        if not at:
+            return Batches(memoryview(b""), offset, offset)
+        if position + at < segment.size_bytes:
             if len(self._cursors) >= _CURSORS_MAX:
                 del self._cursors[next(iter(self._cursors))]
             self._cursors[expected] = (segment, position + at)
         return Batches(memoryview(data)[:at], place.base_offset, expected)
+
+    def _rest(self, segment: Segment, position: int, size: int) -> bytes:
+        try:
+            return segment.file.read(position, size)
+        except DiskIoError as error:
+            raise _NotAsExpected from error
 
     def _find_time_in(self, segment: Segment, timestamp_ms: int) -> TimestampOffset | None:
         first = max(segment.base_offset, self._state.start_offset)
@@ -258,8 +271,9 @@ class LogReader:
                 continue
             batches = self._read_at(segment, place, place.base_offset, 0, segment.end_offset)
             header = parse_header(batches.data)
-            if header.max_timestamp_ms >= timestamp_ms:
-                return _find_time_in_batch(batches.data, header, timestamp_ms, self._state.start_offset)
+            found = _find_time_in_batch(batches.data, header, timestamp_ms, self._state.start_offset)
+            if found is not None:
+                return found
             first = header.end_offset
         return None
 
@@ -303,11 +317,14 @@ class LogReader:
 
 def _find_time_in_batch(
     batch: memoryview, header: BatchHeader, timestamp_ms: int, start_offset: int
-) -> TimestampOffset:
+) -> TimestampOffset | None:
+    if header.max_timestamp_ms < timestamp_ms:
+        return None
     try:
         for record in decode(batch, check=False):
             if record.timestamp >= timestamp_ms and record.offset >= start_offset:
                 return TimestampOffset(record.timestamp, record.offset)
-    except (PoisonBatchError, UnsupportedBatchError, MalformedBatchError):
-        pass  # its records do not decode; whoever reads from its beginning is told so
-    return TimestampOffset(header.max_timestamp_ms, max(header.base_offset, start_offset))
+    except (UnsupportedBatchError, MalformedBatchError):
+        # Its records do not decode; whoever reads from its beginning is told so.
+        return TimestampOffset(header.max_timestamp_ms, max(header.base_offset, start_offset))
+    return None

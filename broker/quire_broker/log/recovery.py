@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from quire.errors import DamagedFileError, MalformedBatchError
+from quire.errors import DamagedFileError, DiskIoError, MalformedBatchError
 from quire.records.header import HEADER_BYTES, parse_header
 from quire_broker.log import checkpoint as checkpoints
 from quire_broker.log import snapshots, synced_mark
@@ -31,6 +31,7 @@ from quire_broker.ports import Disk
 
 _SEGMENT_NAME = re.compile(r"(\d{20})\.log")
 _REWRITE_BYTES: Final = 1024 * 1024
+_SECTOR_BYTES: Final = 512
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,12 @@ def recover(
         checkpoints.save(disk, directory, saved)
     if isinstance(saved, Checkpoint):
         bases = _finish_removals(disk, directory, saved, bases, kinds)
-    return _Recovery(disk, directory, config, kinds, now_ms, saved, bases).run()
+    recovery = _Recovery(disk, directory, config, kinds, now_ms, saved, bases)
+    try:
+        return recovery.run()
+    except BaseException:
+        recovery.let_go()
+        raise
 
 
 def _sweep(disk: Disk, directory: str) -> None:
@@ -184,6 +190,8 @@ class _Recovery:
             segments=self._segments,
             start_offset=self._start,
             recovery_point=self._point,
+            # Whatever lies before the last segment is synced by now: see _examine.
+            synced_offset=max(self._point, min(self._segments[-1].base_offset, end)),
             epochs=self._epochs,
             quarantined=self._quarantined,
             producers=self._producers,
@@ -191,6 +199,10 @@ class _Recovery:
             unsaved=self._changed,
         )
         return state, self._report
+
+    def let_go(self) -> None:
+        for segment in self._segments:
+            segment.close()
 
     def _end(self) -> int:
         """Where the next offset is expected: behind the last batch, or behind what is known to be lost."""
@@ -234,6 +246,11 @@ class _Recovery:
             # A seal is written when the data is synced, so what fits one needs no rewriting.
             if SealedIndex(self._disk, segment.stem).seal(segment.base_offset) != segment.seal:
                 self._rewrite(segment, scanned_from)
+        if following is not None and torn is None:
+            # Here and not by the log's first sync, which would need every file open at once.
+            if segment.end_offset > self._point:
+                segment.file.sync()
+            segment.close()
         return torn is None
 
     def _take_stock(
@@ -317,10 +334,19 @@ class _Recovery:
         After a sync that failed Linux has the pages marked clean, though they never reached the disk: syncing them
         again would succeed and do nothing.
         """
+        step_bytes = _REWRITE_BYTES
         while position < segment.size_bytes:
-            chunk = segment.file.read(position, min(_REWRITE_BYTES, segment.size_bytes - position))
+            size = min(step_bytes, segment.size_bytes - position)
+            try:
+                chunk = segment.file.read(position, size)
+            except DiskIoError:
+                if step_bytes == _REWRITE_BYTES:
+                    step_bytes = _SECTOR_BYTES  # around what cannot be read
+                else:
+                    position += size
+                continue
             segment.file.write(position, [chunk])
-            position += len(chunk)
+            position += size
 
     # -- the rest --------------------------------------------------------------------------------------------------
 

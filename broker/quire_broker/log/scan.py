@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from quire.errors import ChecksumMismatchError, MalformedBatchError
+from quire.errors import ChecksumMismatchError, DiskIoError, MalformedBatchError
 from quire.records.header import (
     BATCH_BYTES_MAX,
     CRC_FIELD,
@@ -132,7 +132,9 @@ class _Unproven:
         size = max(0, min(size, self._end - position))
         at = position - self._start
         if at < 0 or at + size > len(self._data):
-            self._data = memoryview(self._file.read(position, min(max(size, _CHUNK_BYTES), self._end - position)))
+            self._data = memoryview(
+                _read_around(self._file, position, min(max(size, _CHUNK_BYTES), self._end - position))
+            )
             self._start, at = position, 0
         return self._data[at : at + size]
 
@@ -290,6 +292,22 @@ def _headers_like(upper: bytes) -> re.Pattern[bytes]:
 def _headers_near(offset: int) -> re.Pattern[bytes]:
     """Finds headers: a base offset shares its upper half with its neighbours, a length is below 2**25, magic is 2."""
     return _headers_like((offset >> 32).to_bytes(4, "big"))
+
+
+def _read_around(file: DiskFile, position: int, size: int) -> bytes:
+    """What can be read. For what cannot something else than zeros: it was written once, and is damaged now."""
+    try:
+        return file.read(position, size)
+    except DiskIoError:
+        parts = []
+        while size > 0:
+            part = min(size, _SECTOR_BYTES - position % _SECTOR_BYTES)
+            try:
+                parts.append(file.read(position, part))
+            except DiskIoError:
+                parts.append(b"\xff" * part)
+            position, size = position + part, size - part
+        return b"".join(parts)
 
 
 def _claimed_bytes(header: memoryview) -> int:

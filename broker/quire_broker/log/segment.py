@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from quire.errors import DamagedFileError, MalformedBatchError
+from quire.errors import DamagedFileError, DiskIoError, MalformedBatchError
 from quire.records.header import HEADER_BYTES, BatchHeader, parse_header
 from quire.types import Buffer
 from quire_broker.log.framed import frame, read_whole, unframe
@@ -245,7 +245,7 @@ class Segment:
         place = Place(entry.position, self.base_offset + entry.relative_offset)
         while place.position < self.size_bytes and place.base_offset < until_offset:
             start = place.position
-            chunk = self.file.read(start, min(max(interval_bytes, HEADER_BYTES), self.size_bytes - start))
+            chunk = self._read_ahead(start, max(interval_bytes, HEADER_BYTES))
             while place.position - start + HEADER_BYTES <= len(chunk) and place.base_offset < until_offset:
                 try:
                     header = parse_header(chunk, place.position - start)
@@ -260,6 +260,16 @@ class Segment:
         if place.position >= self.size_bytes and place != (self.size_bytes, self.end_offset):
             raise MisleadingIndexError(f"{self.path} does not end at {place.position}, offset {place.base_offset}")
         yield place, None
+
+    def _read_ahead(self, position: int, size: int) -> bytes:
+        try:
+            return self.file.read(position, min(size, self.size_bytes - position))
+        except DiskIoError:
+            # A sector that cannot be read, perhaps behind headers that can.
+            try:
+                return self.file.read(position, HEADER_BYTES)
+            except DiskIoError as error:
+                raise MisleadingIndexError(f"{self.path} at {position}: {error.message}") from error
 
 
 def anchors_of(segment: Segment) -> list[Anchor]:

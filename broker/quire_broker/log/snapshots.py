@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from quire.errors import DamagedFileError
@@ -13,7 +14,8 @@ from quire_broker.ports import Disk
 
 SUFFIX: Final = ".producers"
 KEPT: Final = 3
-"""How many of the newest are kept: a truncation begins from one that is old enough."""
+SEGMENTS_KEPT: Final = 16
+"""The newest are kept, and the newest of each of the last segments: a truncation goes on from an older one."""
 
 _NAME = re.compile(r"(\d{20})\.producers")
 _BYTES_MAX: Final = 1 << 30
@@ -33,6 +35,17 @@ def remove_after(disk: Disk, directory: str, offset: int) -> None:
     for later in offsets(disk.names(directory)):
         if later > offset:
             disk.remove(path_of(directory, later))
+
+
+def remove_superfluous(disk: Disk, directory: str, segment_bases: Sequence[int]) -> None:
+    """Delete what a truncation is not likely to need any more."""
+    have = offsets(disk.names(directory))
+    newest_of_segment = {bisect_right(segment_bases, offset - 1): offset for offset in have}
+    recent = range(len(segment_bases) - SEGMENTS_KEPT + 1, len(segment_bases) + 1)
+    keep = {*have[-KEPT:], *(offset for segment, offset in newest_of_segment.items() if segment in recent)}
+    for offset in have:
+        if offset not in keep:
+            disk.remove(path_of(directory, offset))
 
 
 def load(disk: Disk, directory: str, offset: int, producers: Producers) -> int:

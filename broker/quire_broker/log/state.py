@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from quire.errors import DiskFullError, DiskIoError, LogOfflineError, QuireError, SyncFailedError, invariant
+from quire.errors import DiskFullError, DiskIoError, LogOfflineError, QuireError, invariant
 from quire_broker.log import checkpoint as checkpoints
 from quire_broker.log.checkpoint import Checkpoint, Cut
 from quire_broker.log.config import LogConfig
@@ -37,7 +37,7 @@ class LogState:
     """The newest time that anybody gave: what is learned anew is as of then."""
     unsaved: bool
     """The checkpoint on the disk does not say all that is known by now."""
-    synced_offset: int = field(init=False)
+    synced_offset: int
     """Everything below survives a power cut."""
     appended_bytes: int = field(default=0, init=False)
     """Since the recovery point was moved."""
@@ -45,6 +45,8 @@ class LogState:
     """Segments made since opening; the one that was active may have been new too. Their names need a sync."""
     syncing: bool = field(default=False, init=False)
     """A sync plan is in flight."""
+    keeping_books: bool = field(default=False, init=False)
+    """Indexes, snapshot and checkpoint are being written."""
     offline: LogOfflineError | None = field(default=None, init=False)
     """Why the log serves nothing any more, if so."""
 
@@ -52,7 +54,6 @@ class LogState:
     """Segments before the active one whose index is only in memory."""
 
     def __post_init__(self) -> None:
-        self.synced_offset = self.recovery_point
         self.find_unsealed()
 
     @property
@@ -70,9 +71,9 @@ class LogState:
             raise self.offline
 
     def require_exclusive(self) -> None:
-        """For what rewrites files that a sync may be writing."""
+        """For what rewrites files that somebody may be writing on another thread."""
         self.require_online()
-        invariant(not self.syncing, "an exclusive operation while a sync is in flight")
+        invariant(not (self.syncing or self.keeping_books), "an exclusive operation while a sync is in flight")
 
     def go_offline(self, cause: QuireError) -> None:
         if self.offline is None:
@@ -115,7 +116,8 @@ class LogState:
         """Replace the checkpoint on the disk at once. A failed sync is final, also here."""
         try:
             checkpoints.save(self.disk, self.directory, checkpoint)
-        except SyncFailedError as error:
+        except DiskIoError as error:
+            # Also one that is no failed sync: the new checkpoint may be in place, and what it says is not in memory.
             self.go_offline(error)
             raise
 
@@ -124,7 +126,12 @@ class LogState:
     def roll(self) -> None:
         """Begin a new segment. On error nothing has changed."""
         segment = self.new_segment(self.end_offset)
-        segment.create()
+        try:
+            segment.create()
+        except DiskIoError as error:
+            # The file may be there. Were it appended to the old one, the two would overlap.
+            self.go_offline(error)
+            raise
         self.unsealed.append(self.active)
         self.segments.append(segment)
         self.files_made += 1

@@ -7,6 +7,7 @@ middle is finished, or harmlessly not begun, at the next opening.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from quire.errors import DiskFullError, InvalidArgumentError
 from quire_broker.log import snapshots
@@ -123,11 +124,12 @@ class LogTrimmer:
             )
         if start_offset == state.start_offset:
             return
-        if start_offset > state.synced_offset:
-            self._sync()  # or a power cut could leave an end below the start
         going = 0
         while going < len(state.segments) - 1 and state.segments[going + 1].base_offset <= start_offset:
             going += 1
+        if start_offset > state.synced_offset or (going and state.segments[going].base_offset > state.recovery_point):
+            # Or a power cut could leave an end below the start, and nobody would know of the producers of what goes.
+            self._sync()
         epochs, quarantined = LeaderEpochs(state.epochs), OffsetRanges(state.quarantined)
         # Of the first segment that stays every batch must be provable, also those below the new start.
         epochs.forget_below(state.segments[going].base_offset)
@@ -154,6 +156,8 @@ class LogTrimmer:
             for _ in range(going):
                 state.segments.pop(0).remove()
         state.find_unsealed()
+        if state.unsaved:
+            self._sync()  # there may be room for the books by now
 
     def apply_retention(self, *, now_ms: int, end_offset_max: int | None = None) -> int:
         """Remove the oldest segments as the settings demand, none past `end_offset_max`.
@@ -164,7 +168,8 @@ class LogTrimmer:
         state.require_exclusive()
         end_offset_max = state.synced_offset if end_offset_max is None else min(end_offset_max, state.synced_offset)
         if self._is_too_old(state.active, now_ms):
-            state.roll()
+            with suppress(DiskFullError):  # what is older may still go, and make the room
+                state.roll()
         count = expired_count(state.segments, config=state.config, now_ms=now_ms, end_offset_max=end_offset_max)
         if count:
             self.advance_start(max(state.start_offset, state.segments[count].base_offset))

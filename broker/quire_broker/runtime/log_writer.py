@@ -1,9 +1,10 @@
 """Lets many write to one log: what arrives together is written together and synced together.
 
     append ──► queue ──► one write ──► (flush=fsync) wait ──► one sync on a thread ──► answers
+                                                                      └──► now and then: books on a thread
 
 While a sync is in flight everything that arrives is written and waits for the next one. *Exclusive* operations of the
-log run between two syncs.
+log run when neither a sync nor books are under way.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, NamedTuple, TypeVar
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
-from quire.errors import LogBusyError, LogOfflineError, QuireError
+from quire.errors import DiskFullError, DiskIoError, LogBusyError, LogOfflineError, QuireError, StaleEpochError
 from quire.types import Buffer
 from quire_broker.log.appender import Appended
 from quire_broker.log.log import Log
-from quire_broker.log.sync_plan import SyncPlan
+from quire_broker.log.sync_plan import Books, SyncPlan
 
 T = TypeVar("T")
 
@@ -57,7 +59,7 @@ class _Written(NamedTuple):
 class LogWriter:
     """Owns a log: nobody else changes it. Reading is free.
 
-    `pool` bounds how many syncs a disk has to do at once; all logs of a disk share it.
+    `pool` bounds how many syncs a disk has to do at once; all logs of a disk share it, and it outlives their writers.
     """
 
     def __init__(
@@ -79,7 +81,9 @@ class LogWriter:
         self._unsynced: deque[_Written] = deque()
         self._exclusive: deque[Callable[[], None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._overdue = False
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -98,8 +102,7 @@ class LogWriter:
         To be cancelled while waiting does not take anything back.
         """
         size_bytes = sum(map(len, batches))
-        if self._closed:
-            raise LogOfflineError(f"{self._log.directory} is closed")
+        self._require_open()
         # A single request always fits an empty queue, or it never would.
         if self._waiting_bytes and self._waiting_bytes + size_bytes > self._waiting_bytes_max:
             raise LogBusyError(
@@ -120,6 +123,7 @@ class LogWriter:
         answer: asyncio.Future[T] = self._loop.create_future()
 
         def run() -> None:
+            cuts = self._log.cuts
             try:
                 result = work(self._log)
             except BaseException as error:
@@ -130,7 +134,12 @@ class LogWriter:
             else:
                 if not answer.done():
                     answer.set_result(result)
+            finally:
+                if self._log.cuts != cuts:
+                    # Their offsets will belong to others: a later sync must not answer them.
+                    self._fail_all(StaleEpochError(f"{self._log.directory} was truncated"))
 
+        self._require_open()
         self._write_queued()
         self._exclusive.append(run)
         self._go_on()
@@ -139,26 +148,39 @@ class LogWriter:
     async def sync(self) -> None:
         """Return once everything written so far is on the disk."""
         end = self._log.end_offset
-        while self._log.synced_offset < end:
-            self._start_sync()
+        while self._log.synced_offset < min(end, self._log.end_offset):
+            self._require_open()
+            self._log.require_online()
+            self._overdue = True
+            self._go_on()
+            if not self._log.busy and self._log.synced_offset < min(end, self._log.end_offset):
+                raise LogBusyError(f"{self._log.directory} cannot be synced now; try again soon")
             await self._idle.wait()
-            if self._log.offline is not None:
-                raise self._log.offline
 
     async def close(self) -> None:
         """Write what is queued, sync everything, close the log."""
-        if self._closed:
-            return
-        self._write_queued()
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        await self._idle.wait()
-        # Nobody else can reach the log any more, so its last sync may run on another thread.
+        if self._closing is None:
+            self._write_queued()
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+            self._closing = self._loop.create_task(self._close())
+        # To be cancelled here must not leave files open and writers without an answer.
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        while self._log.busy:
+            await self._idle.wait()
+        # Nobody else may change the log any more, so its last sync may run on another thread.
         try:
             await self._loop.run_in_executor(self._pool, self._log.close)
         finally:
             self._answer_synced(None)
+            self._fail_all(LogOfflineError(f"{self._log.directory} is closed"))
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise LogOfflineError(f"{self._log.directory} is closed")
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -195,38 +217,69 @@ class LogWriter:
 
     def _go_on(self) -> None:
         """Do what comes next: operations that wait for the log to be idle, then the next sync."""
-        while self._exclusive and not self._log.syncing:
+        while self._exclusive and not self._log.busy:
             self._exclusive.popleft()()
-        if self._log.syncing or self._closed or self._log.offline is not None:
+        if self._log.offline is not None:
+            if not self._log.syncing:
+                self._fail_all(self._log.offline)  # no sync will come to answer them
             return
-        if self._flush.kind == "fsync" or self._log.has_unsealed:
+        if self._log.syncing or self._closed:
+            return
+        if self._exclusive:
+            return  # they wait for the books; a sync now could keep them waiting for ever
+        if self._flush.kind == "fsync" or self._log.has_unsealed or self._overdue:
             self._start_sync()
         elif self._flush.kind == "interval" and not self._timer and self._log.synced_offset < self._log.end_offset:
             self._timer = self._loop.call_later(self._flush.interval_ms / 1000, self._sync_in_time)
 
     def _sync_in_time(self) -> None:
-        self._timer = None
-        if not self._closed and self._log.offline is None:
-            self._start_sync()
+        self._timer, self._overdue = None, True
+        self._go_on()
 
     def _start_sync(self) -> None:
         if self._log.syncing:
             return
-        plan = self._log.begin_sync()
-        if plan is not None:
-            self._idle.clear()
-            running = self._loop.run_in_executor(self._pool, plan.run)
-            running.add_done_callback(lambda done: self._finish_sync(plan, done))
-
-    def _finish_sync(self, plan: SyncPlan, done: asyncio.Future[Any]) -> None:
-        self._log.finish_sync(plan)
-        self._idle.set()
-        self._answer_synced(plan.error)
-        error = done.exception()
-        if error is not None:  # no disk does this: a bug, which must not leave anyone waiting
+        try:
+            plan = self._log.begin_sync()
+        except (DiskFullError, DiskIoError) as error:
             self._fail_all(error)
-            raise error
+            return
+        if plan is not None:
+            self._overdue = False
+            self._idle.clear()
+            self._run_aside(plan.run, partial(self._finish_sync, plan))
+
+    def _finish_sync(self, plan: SyncPlan) -> None:
+        books = self._log.finish_sync(plan)
+        if books is not None:
+            self._run_aside(books.run, partial(self._finish_books, books))
+        self._answer_synced(plan.error)
+        self._note_idle()
         self._go_on()
+
+    def _finish_books(self, books: Books) -> None:
+        self._log.finish_books(books)
+        self._answer_synced(books.error)
+        self._note_idle()
+        self._go_on()
+
+    def _note_idle(self) -> None:
+        if not self._log.busy:
+            self._idle.set()
+
+    def _run_aside(self, work: Callable[[], None], then: Callable[[], None]) -> None:
+        """Run something on another thread, and go on with its result here."""
+
+        def done(running: asyncio.Future[None]) -> None:
+            try:
+                running.result()
+                then()
+            except BaseException as error:  # no disk does this: a bug, which must not leave anyone waiting
+                self._fail_all(error)
+                self._idle.set()
+                raise
+
+        self._loop.run_in_executor(self._pool, work).add_done_callback(done)
 
     def _answer_synced(self, error: QuireError | None) -> None:
         synced = self._log.synced_offset
