@@ -256,6 +256,32 @@ class OutcomeUnknownError(QuireError):
     stale_metadata = True
 
 
+# --- the peer link -------------------------------------------------------------------------------------------------
+
+
+class MalformedFrameError(QuireError):
+    """What a peer sent is not a frame, comes out of turn, or breaks a limit. Its connection is closed."""
+
+    reason = "MALFORMED_FRAME"
+    status = Status.INVALID_ARGUMENT
+
+
+class PeerRefusedError(QuireError):
+    """Two nodes do not talk to each other; the detail `refusal` says why (`quire.v1.PeerRefusalReason`)."""
+
+    reason = "PEER_REFUSED"
+    status = Status.FAILED_PRECONDITION
+
+
+class LinkBusyError(QuireError):
+    """More is waiting to be sent to a peer than may wait. This frame was not taken."""
+
+    reason = "LINK_BUSY"
+    status = Status.RESOURCE_EXHAUSTED
+    retriable = True
+    retry_after_ms = 100
+
+
 # --- the table -----------------------------------------------------------------------------------------------------
 
 ERRORS_BY_REASON: Final[Mapping[str, type[QuireError]]] = {

@@ -75,11 +75,14 @@ def test_no_cycle_among_the_layers() -> None:
         ("quire_broker.log.log", "from quire.rpc_errors import abort", "may use only"),
         ("quire_broker.log.log", "from quire import v1", "may use only"),
         ("quire.records.codec", "from quire.v1 import records_pb2", "may use only"),
+        *(("quire.link.frames", f"import {name}", "is to be pure") for name in ("asyncio", "ssl", "random", "time")),
+        ("quire.link.handshake", "from quire.link.session import Session", "may use only"),
         # what one place alone may import
         ("quire.records.codec", "from aiokafka.record import x", "only quire.records._cython does"),
         ("quire_broker.runtime.loop", "import aiokafka", "only quire.records._cython does"),
         ("quire_controller.runtime.loop", "import pysyncobj", "only quire_controller.raft does"),
         ("quire_broker.runtime.loop", "import pysyncobj.transport", "only quire_controller.raft does"),
+        ("quire.link.tls", "from cryptography import x509", "only quire.link.certs does"),
         ("quire_broker.service.errors", "from google.rpc import status_pb2", "only quire.rpc_errors does"),
     ],
 )
@@ -93,6 +96,8 @@ def test_planted_import_is_found(module: str, source: str, complaint: str) -> No
     [
         ("quire.producer", "import asyncio, grpc\nfrom quire.v1 import records_pb2\nfrom quire import rpc_errors"),
         ("quire.records._cython", "from aiokafka.record import _crecords"),
+        ("quire.link.handshake", "from quire.link.frames import Frame\nfrom quire.v1 import peer_pb2"),
+        ("quire.link.session", "import asyncio\nfrom quire.link.frames import Frame"),
         ("quire.records.codec", "from quire.errors import QuireError\nfrom . import header\nimport struct"),
         ("quire.rpc_errors", "import grpc\nfrom google.rpc import status_pb2"),
         ("quire_broker.log.log", "from quire_broker.ports import Disk\nfrom .segment import Segment\nimport crc32c"),

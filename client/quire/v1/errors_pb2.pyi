@@ -66,6 +66,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """Whoever should answer cannot be reached, or is not serving. Nothing was done."""
     ERROR_REASON_OUTCOME_UNKNOWN: _ErrorReason.ValueType  # 21
     """The call ended without an answer: it was carried out, or will be, or not."""
+    ERROR_REASON_MALFORMED_FRAME: _ErrorReason.ValueType  # 22
+    """What a peer sent is not a frame, comes out of turn, or breaks a limit."""
+    ERROR_REASON_PEER_REFUSED: _ErrorReason.ValueType  # 23
+    """Two nodes do not talk to each other."""
+    ERROR_REASON_LINK_BUSY: _ErrorReason.ValueType  # 24
+    """More is waiting to be sent to a peer than may wait."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """A failed call carries google.rpc.ErrorInfo in its status details, with domain "quire" and one of these as reason,
@@ -117,4 +123,10 @@ ERROR_REASON_UNAVAILABLE: ErrorReason.ValueType  # 20
 """Whoever should answer cannot be reached, or is not serving. Nothing was done."""
 ERROR_REASON_OUTCOME_UNKNOWN: ErrorReason.ValueType  # 21
 """The call ended without an answer: it was carried out, or will be, or not."""
+ERROR_REASON_MALFORMED_FRAME: ErrorReason.ValueType  # 22
+"""What a peer sent is not a frame, comes out of turn, or breaks a limit."""
+ERROR_REASON_PEER_REFUSED: ErrorReason.ValueType  # 23
+"""Two nodes do not talk to each other."""
+ERROR_REASON_LINK_BUSY: ErrorReason.ValueType  # 24
+"""More is waiting to be sent to a peer than may wait."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
