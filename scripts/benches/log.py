@@ -25,7 +25,7 @@ from quire_broker.log.checkpoint import Checkpoint
 from quire_broker.log.config import FlushPolicy, LogConfig
 from quire_broker.log.log import Log
 from quire_broker.runtime.log_writer import LogWriter
-from scripts.benches.contest import Contest, arguments_for, measure, report
+from scripts.benches.contest import Contest, arguments_for, run
 
 NOW_MS = 1_700_000_000_000
 EPOCH = 1
@@ -242,13 +242,8 @@ def main(argv: Sequence[str]) -> int:
             lambda: [recovery(folder, 1 << 10)],
             lambda: lookups(folder),
         ]
-        outcomes = [
-            measure(contest, rounds=arguments.rounds, round_s_min=arguments.round_ms / 1000)
-            for row in rows
-            for contest in row()
-            if arguments.only in contest.what
-        ]
-    return report("quire_broker.log: medians", outcomes)
+        # One after the other: each makes its files when its turn comes.
+        return run("quire_broker.log: medians", (contest for row in rows for contest in row()), arguments)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from quire.records import (
     parse_batch,
     parse_header,
 )
-from scripts.benches.contest import Contest, Work, arguments_for, measure, report
+from scripts.benches.contest import Contest, Work, arguments_for, run
 
 TIMESTAMP_MS = 1_700_000_000_000
 VALUE_BYTES = 100
@@ -189,12 +189,7 @@ def main(argv: Sequence[str]) -> int:
     parser = arguments_for("records", __doc__)
     parser.add_argument("--seed", type=int, default=1, help="for the data (1)")
     arguments = parser.parse_args(argv)
-    outcomes = [
-        measure(contest, rounds=arguments.rounds, round_s_min=arguments.round_ms / 1000)
-        for contest in contests(random.Random(arguments.seed))
-        if arguments.only in contest.what
-    ]
-    return report("quire.records: million a second, medians", outcomes)
+    return run("quire.records: million a second, medians", contests(random.Random(arguments.seed)), arguments)
 
 
 if __name__ == "__main__":

@@ -166,6 +166,13 @@ def test_stat_prints_tables(sound_log: Path, columns: int) -> None:
     assert max(map(len, done.stdout.splitlines()[1:])) <= columns
 
 
+def test_stat_does_not_pretend_to_know_what_only_the_checkpoint_knew(log: Path) -> None:
+    (log / "checkpoint").unlink()
+    [stat] = run_json("stat", log)["logs"]
+    assert [stat[name] for name in ("start_offset", "leader_epochs", "quarantined", "recovery_point")] == [None] * 4
+    assert run("stat", log).stdout.count("unknown") == 4
+
+
 def test_stat_reads_seals_and_tail_only(sound_log: Path) -> None:
     read: dict[str, int] = {}
 

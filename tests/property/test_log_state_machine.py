@@ -20,9 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from quire.errors import (
     DamagedRangeError,
     DiskFullError,
+    DiskIoError,
     LogOfflineError,
     OutOfOrderSequenceError,
-    SyncFailedError,
 )
 from quire.records import encode_columns, make_prefix, parse_header
 from quire_broker.adapters.sim_disk import SimDisk, SimulatedCrash
@@ -83,6 +83,8 @@ class LogMachine(RuleBasedStateMachine):
         """Where a truncation under way would leave the end."""
         self.may_start_at: int | None = None
         """How far a removal under way may move the start."""
+        self.may_reset_to: int | None = None
+        """Where an emptying under way would begin anew."""
         self.log = self._open()
         self._begin_epoch()
 
@@ -95,9 +97,15 @@ class LogMachine(RuleBasedStateMachine):
         fill=st.sampled_from([0, 1, 0xFF]),
         producer=st.sampled_from([None, 7, 8]),
         step_ms=st.integers(-5, 20),
+        follow=st.sampled_from(["", "", "", "same epoch", "new epoch"]),
     )
-    def append(self, sizes: list[int], count: int, fill: int, producer: int | None, step_ms: int) -> None:
+    def append(
+        self, sizes: list[int], count: int, fill: int, producer: int | None, step_ms: int, follow: str
+    ) -> None:
+        """As a leader, or as a follower that is sent what a leader has stored."""
         self.now_ms += 1
+        if follow == "new epoch" and self.plan is None and self.books is None and self.log.offline is None:
+            self.epoch += 1
         batches, entries, end = [], [], self.end
         sequence = self.sequences.get(producer, 0) if producer is not None else -1
         for n, size in enumerate(sizes):
@@ -116,10 +124,18 @@ class LogMachine(RuleBasedStateMachine):
             end += count
             sequence += count if producer is not None else 0
         self.entries += entries  # may be there after a crash, whether or not anyone was told
-        outcomes = self._run(lambda: self.log.append(batches, epoch=self.epoch, now_ms=self.now_ms))
-        if outcomes is None:
-            return
-        assert outcomes == [Appended(e.base_offset, e.end_offset, False) for e in entries]
+        if follow:
+            data = b"".join(entry.data for entry in entries)
+            new_end = self._run(lambda: self.log.append_stored(data, now_ms=self.now_ms))
+            if new_end is None:
+                self.epoch = self.log.latest_epoch
+                return
+            assert new_end == end
+        else:
+            outcomes = self._run(lambda: self.log.append(batches, epoch=self.epoch, now_ms=self.now_ms))
+            if outcomes is None:
+                return
+            assert outcomes == [Appended(e.base_offset, e.end_offset, False) for e in entries]
         if producer is not None:
             self.sequences[producer] = sequence
 
@@ -228,6 +244,24 @@ class LogMachine(RuleBasedStateMachine):
         self._begin_epoch()
 
     @precondition(lambda self: self.plan is None and self.books is None and self.log.offline is None)
+    @rule(chance=st.integers(0, 9), ahead=st.integers(0, 50))
+    def reset(self, chance: int, ahead: int) -> None:
+        if chance:
+            return  # seldom, or there would be little left to look at
+        target = self.start + ahead
+        self.may_reset_to = target
+        self._run(lambda: self.log.reset(target))
+        if self.log.offline is None:
+            self.may_reset_to = None
+            if self.log.start_offset == self.log.end_offset == target:
+                self._empty(target)
+            self._begin_epoch()
+
+    def _empty(self, start: int) -> None:
+        self.entries, self.start, self.synced = [], start, start
+        self._count_sequences()
+
+    @precondition(lambda self: self.plan is None and self.books is None and self.log.offline is None)
     @rule(share=st.floats(0, 1))
     def advance_start(self, share: float) -> None:
         target = self.start + int((self.end - self.start) * share)
@@ -313,6 +347,11 @@ class LogMachine(RuleBasedStateMachine):
         names = [name for name in self.disk.names(DIRECTORY) if name.endswith(".log")]
         self.disk.failing_syncs.add(f"{DIRECTORY}/{names[-1]}")
 
+    @rule()
+    def fail_writes(self) -> None:
+        names = [name for name in self.disk.names(DIRECTORY) if name.endswith(".log")]
+        self.disk.failing_writes.add(f"{DIRECTORY}/{names[-1]}")
+
     @rule(room=st.integers(0, 4_000))
     def fill_the_disk(self, room: int) -> None:
         self.disk.capacity_bytes = self.disk.used_bytes() + room
@@ -390,14 +429,14 @@ class LogMachine(RuleBasedStateMachine):
             assert self.disk.capacity_bytes is not None
             self._keep_what_is_there()
             return None
-        except (LogOfflineError, SyncFailedError):
+        except (LogOfflineError, DiskIoError):
             assert self.log.offline is not None
             self._keep_what_is_there()
             return None
-        if isinstance(result, list) and any(isinstance(outcome, DiskFullError) for outcome in result):
-            assert self.disk.capacity_bytes is not None
-            refused = next(n for n, outcome in enumerate(result) if isinstance(outcome, DiskFullError))
-            assert all(isinstance(outcome, DiskFullError) for outcome in result[refused:])
+        if isinstance(result, list) and any(isinstance(outcome, DiskFullError | DiskIoError) for outcome in result):
+            refused = next(n for n, outcome in enumerate(result) if isinstance(outcome, DiskFullError | DiskIoError))
+            assert self.disk.capacity_bytes is not None or self.log.offline is not None
+            assert all(outcome is result[refused] for outcome in result[refused:])
             self._keep_what_is_there()
             return None
         return result
@@ -451,8 +490,11 @@ class LogMachine(RuleBasedStateMachine):
     def _compare(self, *, floor: int, power: bool) -> None:
         """Whether the log that was opened is one that may have come from the one before."""
         start, end = self.log.start_offset, self.log.end_offset
-        may_end_at, may_start_at = self.may_end_at, self.may_start_at
-        self.may_end_at = self.may_start_at = None
+        may_end_at, may_start_at, may_reset_to = self.may_end_at, self.may_start_at, self.may_reset_to
+        self.may_end_at = self.may_start_at = self.may_reset_to = None
+        if start == end == may_reset_to:
+            self._empty(start)
+            return
         if may_end_at is not None and end == may_end_at:
             floor = min(floor, may_end_at)
             assert start in (self.start, min(self.start, end))

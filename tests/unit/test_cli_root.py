@@ -236,7 +236,12 @@ def test_reader_that_has_left_before_the_last_flush_is_no_failure(environment: d
 
 def test_interrupt_ends_it_quietly(environment: dict[str, str]) -> None:
     with subprocess.Popen(
-        [QUIRE, "wait"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [QUIRE, "wait"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Whoever runs the tests in the background ignores it, and a child would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -220,9 +220,11 @@ class SimDisk:
         for rename in self._pending[: chance.randint(0, len(self._pending))]:
             _apply_name(self._kept, rename)
         for node in self._kept.values():
+            cached = bytearray(node.kept)
             for change in node.pending[: chance.randint(0, len(node.pending))]:
-                if isinstance(change, _Write) and chance.random() < 0.5:
-                    _apply_torn(node.kept, change, chance)
+                _apply(cached, change)
+                if isinstance(change, _Write):
+                    _write_back(node.kept, cached, change, chance)
                 else:
                     _apply(node.kept, change)
         self._restart({path: _Node(bytearray(node.kept), node.kept) for path, node in self._kept.items()})
@@ -305,15 +307,16 @@ def _apply(content: bytearray, change: _Write | _Truncate) -> None:
     content[change.position : end] = change.data
 
 
-def _apply_torn(content: bytearray, change: _Write, chance: random.Random) -> None:
-    """Write only some of the sectors; those left out keep what they held, or read as zeros."""
-    position, end = change.position, change.position + len(change.data)
-    while position < end:
-        sector_end = min(end, (position // SECTOR_BYTES + 1) * SECTOR_BYTES)
-        if chance.random() < 0.5:
-            part = change.data[position - change.position : sector_end - change.position]
-            _apply(content, _Write(position, part))
-        position = sector_end
+def _write_back(content: bytearray, cached: bytearray, change: _Write, chance: random.Random) -> None:
+    """Bring a write to the disk, or only some of its sectors; those left out keep what they held, or read as zeros.
+
+    A sector goes as it is in the cache, with what earlier writes put into it: no disk writes less.
+    """
+    whole = chance.random() < 0.5
+    end = change.position + len(change.data)
+    for position in range(change.position - change.position % SECTOR_BYTES, end, SECTOR_BYTES):
+        if whole or chance.random() < 0.5:
+            _apply(content, _Write(position, bytes(cached[position : position + SECTOR_BYTES])))
 
 
 def _apply_name(names: dict[str, _Node], change: tuple[str, str | None, _Node | None]) -> None:

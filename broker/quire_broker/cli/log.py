@@ -72,7 +72,9 @@ def dump(
     ] = None,
     count_max: Annotated[
         int,
-        typer.Option("--max", metavar="N", min=0, help="Stop after so many batches, or records; 0 for no limit."),
+        typer.Option(
+            "--max", metavar="N", min=0, help="Stop after so many batches, or records, of each log; 0 for no limit."
+        ),
     ] = 100,
     records: Annotated[bool, typer.Option("--records", help="Print the records of each batch too.")] = False,
     wide: Annotated[bool, typer.Option("--wide", help="Do not cut lines to the width of the terminal.")] = False,

@@ -38,21 +38,21 @@ class SegmentStat:
 @dataclass
 class LogStat:
     directory: str
-    start_offset: int
+    start_offset: int | None
     end_offset: int
     recovery_point: int | None
     synced_mark: int | None
     size_bytes: int
-    leader_epochs: list[EpochStart]
+    leader_epochs: list[EpochStart] | None
     producers: int
-    quarantined: list[OffsetRange]
+    quarantined: list[OffsetRange] | None
     segments: list[SegmentStat]
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         body = asdict(self)
-        body["leader_epochs"] = [epoch._asdict() for epoch in self.leader_epochs]
-        body["quarantined"] = [lost._asdict() for lost in self.quarantined]
+        for name, items in (("leader_epochs", self.leader_epochs), ("quarantined", self.quarantined)):
+            body[name] = None if items is None else [item._asdict() for item in items]
         return body
 
 
@@ -89,14 +89,14 @@ class _Stat:
         self._note_missing(end, picture.acknowledged)
         return LogStat(
             directory=picture.directory,
-            start_offset=picture.start_offset,
+            start_offset=picture.start_offset if picture.trusted else None,
             end_offset=max(end, picture.acknowledged),
             recovery_point=picture.recovery_point if picture.trusted else None,
             synced_mark=picture.synced_mark,
             size_bytes=sum(segment.size_bytes for segment in segments),
-            leader_epochs=list(picture.epochs or ()),
+            leader_epochs=list(picture.epochs or ()) if picture.trusted else None,
             producers=len(self._producers),
-            quarantined=list(picture.quarantined),
+            quarantined=list(picture.quarantined) if picture.trusted else None,
             segments=segments,
             notes=self._notes,
         )
@@ -179,15 +179,14 @@ def show(stat: LogStat, console: Console) -> None:
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
     unknown = Text("unknown", style="yellow")
-    facts.add_row("start offset", str(stat.start_offset))
+    facts.add_row("start offset", unknown if stat.start_offset is None else str(stat.start_offset))
     facts.add_row("end offset", str(stat.end_offset))
     facts.add_row("recovery point", unknown if stat.recovery_point is None else str(stat.recovery_point))
     facts.add_row("synced mark", unknown if stat.synced_mark is None else str(stat.synced_mark))
     facts.add_row("size", f"{size(stat.size_bytes)} in {count(len(stat.segments), 'segment')}")
-    facts.add_row("leader epochs", _epochs(stat))
+    facts.add_row("leader epochs", unknown if stat.leader_epochs is None else _epochs(stat.leader_epochs))
     facts.add_row("producers", number(stat.producers))
-    lost = ", ".join(span(*lost) for lost in stat.quarantined)
-    facts.add_row("quarantined", Text(f"offsets {lost}", style="bold red") if lost else "none")
+    facts.add_row("quarantined", unknown if stat.quarantined is None else _quarantined(stat.quarantined))
     for note in stat.notes:
         facts.add_row(Text("note", style="yellow"), Text(one_line(note)))
     segments = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
@@ -210,10 +209,16 @@ def show(stat: LogStat, console: Console) -> None:
     console.print(segments)
 
 
-def _epochs(stat: LogStat) -> str:
+def _epochs(epochs: list[EpochStart]) -> str:
     """`3 from offset 0, 5 from 120`; of many the newest."""
-    if not stat.leader_epochs:
+    if not epochs:
         return "none"
-    shown = stat.leader_epochs[-_EPOCHS_SHOWN:]
+    shown = epochs[-_EPOCHS_SHOWN:]
     text = ", ".join(f"{epoch} from offset {start}" for epoch, start in shown)
-    return text if len(shown) == len(stat.leader_epochs) else f"… {text}"
+    return text if len(shown) == len(epochs) else f"… {text}"
+
+
+def _quarantined(ranges: list[OffsetRange]) -> Text:
+    if not ranges:
+        return Text("none")
+    return Text("offsets " + ", ".join(span(*lost) for lost in ranges), style="bold red")

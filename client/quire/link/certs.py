@@ -115,8 +115,13 @@ def issue(
     authority: Authority, *, uri: str | None, hosts: Sequence[str], days: int, now: datetime.datetime
 ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     """A key and a certificate of this CA for whatever `uri` names."""
+    ca_expires = authority.certificate.not_valid_after_utc
+    if ca_expires <= now:
+        raise InvalidArgumentError(
+            f"the node CA expired on {ca_expires:%Y-%m-%d}; make a new one with 'quire certs init' in another directory"
+        )
     key = ec.generate_private_key(ec.SECP256R1())
-    expires = min(now + datetime.timedelta(days=days), authority.certificate.not_valid_after_utc)
+    expires = min(now + datetime.timedelta(days=days), ca_expires)
     names: list[x509.GeneralName] = [] if uri is None else [x509.UniformResourceIdentifier(uri)]
     names += [_alternative_name(host) for host in hosts]
     builder = (

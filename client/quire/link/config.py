@@ -13,7 +13,7 @@ class LinkConfig:
     body_bytes_max: int = BODY_BYTES_MAX
     """The largest body of a frame that is accepted. Told to the peer, which refuses to send more."""
     outgoing_bytes_max: int = 2 * BODY_BYTES_MAX
-    """What may wait to be sent in one session. A single frame always fits when nothing else waits."""
+    """What may wait to be sent in one session. A single frame always fits when no more than half of it does."""
     ping_ms: int = 500
     """How often a session looks whether it, or its peer, has been silent."""
     silence_ms_max: int = 3_000

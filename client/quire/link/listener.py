@@ -67,7 +67,7 @@ class Listener:
         for session in list(self._half_open):
             session.abort(UnavailableError("the listener was closed"))
         for session in self.sessions:
-            session.close(f"node '{self._local.node_id}' closed its listener")
+            session.close(self._why_closed())
 
     async def wait_closed(self) -> None:
         """Return once no connection is left. Call `close` first."""
@@ -95,6 +95,9 @@ class Listener:
         session.begin(line)
         return session
 
+    def _why_closed(self) -> str:
+        return f"node '{self._local.node_id}' closed its listener"
+
     def _admit(self, peer_id: str) -> None:
         if not self._knows(peer_id):
             raise refused(
@@ -116,6 +119,9 @@ class Listener:
             older.abort(UnavailableError(f"node '{session.peer_id}' opened a newer session"))
         self._sessions[session.peer_id] = session
         self._handler.on_up(session)
+        if self._door is None:
+            # The handler closed this listener when it was told of the older session's end, or of this one.
+            session.close(self._why_closed())
 
     def on_ended(self, session: Session, error: QuireError, *, was_up: bool) -> None:
         self._half_open.pop(session, None)

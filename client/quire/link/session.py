@@ -98,6 +98,7 @@ class Session(asyncio.BufferedProtocol):
 
         self._queue: deque[Buffer] = deque()
         self._queued_bytes = 0
+        self._ready_bytes_max = config.outgoing_bytes_max // 2
         self._flush_timer: Timer | None = None
         self._blocked = False
         self._sent = False
@@ -150,7 +151,10 @@ class Session(asyncio.BufferedProtocol):
             raise InvalidArgumentError(f"kinds below {FIRST_USER_KIND} belong to the link; {kind} was given")
         buffers = encode(kind, header, body, body_bytes_max=self._outcome().body_bytes_max)
         waiting = self.outgoing_bytes
-        if waiting and waiting + sum(map(len, buffers)) > self._config.outgoing_bytes_max:
+        # What `ready` waits for must be enough for any frame: else, for a large one, `ready` returns at once and this
+        # refuses again, and whoever tries until it succeeds never lets the loop send anything.
+        is_ready = waiting <= self._ready_bytes_max
+        if not is_ready and waiting + sum(map(len, buffers)) > self._config.outgoing_bytes_max:
             raise LinkBusyError(
                 f"{waiting} bytes wait to be sent to node '{self.peer_id}'; wait until the session is ready",
                 waiting_bytes=waiting,
@@ -159,15 +163,19 @@ class Session(asyncio.BufferedProtocol):
         self._enqueue(buffers)
 
     async def ready(self) -> None:
-        """Return once at most half of what may wait does. Raises UnavailableError when the session is not up."""
-        while self._state is State.UP and self.outgoing_bytes > self._config.outgoing_bytes_max // 2:
+        """Return once at most half of what may wait does, so that any frame is taken.
+
+        Raises UnavailableError when the session is not up.
+        """
+        while self._state is State.UP and self.outgoing_bytes > self._ready_bytes_max:
             await self._change()
         if self._state is not State.UP:
             raise self._not_up()
 
     def pause_receiving(self) -> None:
         """Deliver no more frames, from now on. The peer is slowed down once the buffers between us are full."""
-        if self._receiving and self._state is not State.ENDED:
+        # Not while closing: nothing is delivered any more, but the peer's hanging up must be heard.
+        if self._receiving and self._state is State.UP:
             self._receiving = False
             self._read(False)
 

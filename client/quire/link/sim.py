@@ -300,7 +300,7 @@ class _Attempt:
 
     def succeed(self, transport: SimTransport) -> None:
         if self._is_over():
-            transport.outgoing.reset()
+            transport.abort()
             return
         self._over = True
         transport.begin(self._protocol)

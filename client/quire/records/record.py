@@ -13,7 +13,7 @@ class Record(Protocol):
     """One record, read only.
 
     A protocol, not a class: the objects come from the Cython decoder as they are, because copying them into a type of
-    our own would more than halve the rate (docs/adr/0001). They compare by identity; compare their fields.
+    our own would more than halve the rate (docs/adr/0001-record-codec.md). They compare by identity.
     """
 
     @property
