@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.errors import InvalidArgumentError, LinkBusyError, PeerRefusedError, UnavailableError
+from quire.errors import InvalidArgumentError, LinkBusyError, PeerRefusedError, QuireError, UnavailableError
 from quire.link.frames import FIRST_USER_KIND, HEADER_BYTES_MAX, KIND_MAX, Frame
 from quire.link.inbox import Inbox
 from quire.link.session import Session
@@ -184,6 +184,16 @@ async def test_single_frame_over_the_limit_passes_when_nothing_else_waits(harnes
     await harness.until(lambda: numbers(a) == [0])
 
 
+async def test_ready_link_takes_a_frame_of_any_size(harness: Harness) -> None:
+    a, b = await harness.pair(dialing=replace(CONFIG, outgoing_bytes_max=1_000_000))
+    b.session.send(KIND, b"0", [bytes(400_000)])
+    await b.session.ready()  # without waiting: less than half of what may wait does
+    b.session.send(KIND, b"1", [bytes(700_000)])
+    with pytest.raises(LinkBusyError):
+        b.session.send(KIND, b"2")
+    await harness.until(lambda: numbers(a) == [0, 1])
+
+
 async def test_receiver_stops_the_frames_at_once(harness: Harness) -> None:
     a, b = await harness.pair()
 
@@ -251,6 +261,15 @@ async def test_closing_sends_what_is_queued(harness: Harness) -> None:
     await harness.until(lambda: bool(a.downs and b.downs))
     assert numbers(a) == list(range(50))
     assert [error.message for _, error in a.downs] == ["node 'b' closed the session"]
+
+
+async def test_pausing_a_session_that_closes_does_not_delay_its_end(harness: Harness) -> None:
+    a, b = await harness.pair(dialing=replace(CONFIG, close_ms_max=NEVER_MS))
+    session, started = b.session, harness.network("b").scheduler.time()
+    session.close()
+    session.pause_receiving()
+    await harness.until(lambda: bool(a.downs and b.downs))
+    assert harness.network("b").scheduler.time() - started < NEVER_MS / 1000
 
 
 async def test_both_sides_may_close_at_once(harness: Harness) -> None:
@@ -372,6 +391,23 @@ async def test_newest_session_of_a_peer_wins(harness: Harness) -> None:
     down = [event.split()[1] for event in a.events if event.startswith("down")]
     assert [event.split()[0] for event in a.events] == ["up"] + ["down", "up"] * (len(up) - 1)
     assert down == up[:-1]
+
+
+async def test_listener_closed_by_its_handler_closes_the_newest_session_too(harness: Harness) -> None:
+    class Closing(Recorder):
+        def on_down(self, session: Session, error: QuireError) -> None:
+            super().on_down(session, error)
+            listener.close()
+
+    a = Closing()
+    listener = harness.listener("a", a)
+    address = listener.start(harness.address("a"))
+    for handler in (Recorder(), Recorder()):
+        harness.dialer("b", "a", address, handler, config=replace(CONFIG, backoff_ms_min=20)).start()
+        await harness.until(lambda handler=handler: bool(handler.ups))  # type: ignore[misc]  # bound now
+    await harness.until(lambda: len(a.downs) == len(a.ups) == 2)
+    assert listener.sessions == []
+    await harness.done(listener.wait_closed())
 
 
 async def test_closing_a_dialer_ends_all_attempts(harness: Harness) -> None:

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from quire.link import tls
+from quire.errors import InvalidArgumentError
+from quire.link import certs, tls
 from quire.link.handshake import NodeIdentity
 
 
@@ -168,6 +169,15 @@ def test_unusable_ca_is_named(made: Path, tmp_path: Path, broken: str) -> None:
     assert "ca." in done.stderr
     assert "Traceback" not in done.stderr
     assert not (made / "n3.pem").exists()
+
+
+def test_expired_ca_signs_nothing(tmp_path: Path) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    before = now - datetime.timedelta(days=certs.CA_DAYS + 1)
+    certs.init(tmp_path, cluster_id="c1", nodes=[], days=1, now=before)
+    with pytest.raises(InvalidArgumentError, match="the node CA expired on 20"):
+        certs.add(tmp_path, nodes=[certs.NodeSpec("n1")], days=1, now=now)
+    assert sorted(contents(tmp_path)) == ["ca.key", "ca.pem"]
 
 
 def test_directory_that_cannot_be_written(tmp_path: Path) -> None:

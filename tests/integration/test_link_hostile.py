@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,13 @@ def is_open(connection: socket.socket) -> bool:
         return False
 
 
+def unhandled() -> list[dict[str, Any]]:
+    """What the loop has to report from now on: errors that nobody expected."""
+    contexts: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
+    return contexts
+
+
 class Bomb:
     """Unpickled, makes a file."""
 
@@ -167,11 +175,13 @@ BYTES = {
     "giant header after the greeting": frame(Kind.HELLO, HELLO) + claim(20, 64 * 1024 + 1, 0),
     "garbage after the greeting": frame(Kind.HELLO, HELLO) + b"garbage garbage",
     "refusal of our welcome": frame(Kind.HELLO, HELLO) + frame(Kind.REFUSAL),
+    "refusal that does not parse": frame(Kind.HELLO, HELLO) + frame(Kind.REFUSAL, b"\xff\xff\xff\xff"),
 }
 
 
 @pytest.mark.parametrize("data", BYTES.values(), ids=BYTES.keys())
 async def test_malformed_bytes_end_the_connection(plain: Served, data: bytes) -> None:
+    bugs = unhandled()
     # c is a node, so that a greeting of its can succeed; what matters is that its session ends.
     async with connected(plain.address) as (reader, writer):
         writer.write(data)
@@ -180,6 +190,7 @@ async def test_malformed_bytes_end_the_connection(plain: Served, data: bytes) ->
     await plain.all_strangers_gone()
     plain.a.ups[:] = [session for session in plain.a.ups if session.is_up]
     await plain.check()
+    assert bugs == []
 
 
 async def test_refused_hello_is_answered_with_the_reason(plain: Served) -> None:
@@ -347,6 +358,19 @@ async def test_certificate_of_no_node_or_another_one(
     assert refusal.reason == peer_pb2.PEER_REFUSAL_REASON_CERTIFICATE
     await secure.all_strangers_gone()
     await secure.check()
+
+
+@pytest.mark.parametrize("more", [frame(20, b"x"), b"garbage"])
+async def test_what_follows_a_refused_greeting_is_dropped(secure: Served, certificates: Path, more: bytes) -> None:
+    bugs = unhandled()
+    context = client_context(certificates / "ca.pem", certificates / "c.pem")
+    async with connected(secure.address, context) as (reader, writer):
+        writer.write(frame(Kind.HELLO, HELLO.replace(CLUSTER.encode(), b"cluster-2")) + more * 2_000)
+        answer = await until_hung_up(reader)
+    assert PREFIX.unpack_from(answer)[1] == Kind.REFUSAL
+    await secure.all_strangers_gone()
+    await secure.check()
+    assert bugs == []
 
 
 async def test_old_tls(secure: Served, certificates: Path) -> None:

@@ -321,7 +321,7 @@ class LogMachine(RuleBasedStateMachine):
         end = self.end
         try:
             opened = self._open()
-        except (SimulatedCrash, LogOfflineError):
+        except (SimulatedCrash, LogOfflineError, DiskIoError):
             self.kill()
             return
         self.log = opened

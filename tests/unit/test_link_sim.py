@@ -112,6 +112,19 @@ def test_dialing_over_a_cut_gives_up_and_comes_again() -> None:
     assert pair.listener.half_open_count == 0
 
 
+def test_dialing_given_up_leaves_nothing_behind() -> None:
+    pair = Pair()
+    before = pair.sim.connection_count
+    pair.sim.cut("a", "c")
+    dialer = pair.harness.dialer("c", "a", pair.address, Recorder(), config=CONFIG)
+    dialer.start()
+    pair.run(1)  # a has accepted, and c does not know it
+    dialer.close()
+    pair.sim.heal()
+    pair.run(1)
+    assert pair.sim.connection_count == before == 1
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_broken_connection_loses_a_suffix(seed: int) -> None:
     pair = Pair(seed)

@@ -118,7 +118,8 @@ def issue(
     ca_expires = authority.certificate.not_valid_after_utc
     if ca_expires <= now:
         raise InvalidArgumentError(
-            f"the node CA expired on {ca_expires:%Y-%m-%d}; make a new one with 'quire certs init' in another directory"
+            f"the node CA expired on {ca_expires:%Y-%m-%d}; make a new one in another directory "
+            "with 'quire certs init'"
         )
     key = ec.generate_private_key(ec.SECP256R1())
     expires = min(now + datetime.timedelta(days=days), ca_expires)

@@ -237,15 +237,15 @@ class Handshake:
         return answer
 
     def peer_refusal(self, header: bytes) -> PeerRefusedError:
-        """What a refusal from the peer means for us. One may also follow a welcome that the peer did not like.
-
-        Raises MalformedFrameError if it does not parse.
-        """
+        """What a refusal from the peer means for us. One may also follow a welcome that the peer did not like."""
         self.refused_by_peer = True
         try:
             refusal = peer_pb2.PeerRefusal.FromString(header)
         except DecodeError as error:
-            raise MalformedFrameError("the peer's refusal does not parse", kind=Kind.REFUSAL) from error
+            # Also when it comes long after the greeting: what a peer sends is never a bug of ours.
+            malformed = refused(Refusal.MALFORMED, "the REFUSAL does not parse")
+            malformed.__cause__ = error
+            return malformed
         value = peer_pb2.PeerRefusalReason.DESCRIPTOR.values_by_number.get(refusal.reason)
         reason = "unknown" if value is None else value.name.removeprefix("PEER_REFUSAL_REASON_").lower()
         return PeerRefusedError(

@@ -95,6 +95,8 @@ class Session(asyncio.BufferedProtocol):
         """What the user wants. Differs from `_reading`, what the transport does, while frames wait in the parser."""
         self._reading = True
         self._heard = False
+        self._refused = False
+        """By us: whatever else the peer sends while it is told so is dropped."""
 
         self._queue: deque[Buffer] = deque()
         self._queued_bytes = 0
@@ -245,7 +247,7 @@ class Session(asyncio.BufferedProtocol):
         return self._parser.free()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._state is State.ENDED:
+        if self._state is State.ENDED or self._refused:
             return
         self._heard = True
         self._parser.filled(nbytes)
@@ -380,6 +382,9 @@ class Session(asyncio.BufferedProtocol):
         if self._handshake.refused_by_peer or self._transport is None:
             self.abort(error)
             return
+        self._refused = True
+        # In the old one frames may wait, and TLS goes on reading until it is closed.
+        self._parser = FrameParser(GREETING_LIMITS)
         self._enqueue(refusal_frame(error))
         self._begin_closing(error)
         self._flush()

@@ -178,6 +178,11 @@ class SimNetwork:
 
         self.scheduler.call_later(self.delay_s(), after_delay)
 
+    @property
+    def connection_count(self) -> int:
+        """How many there are, both directions of each; those of which one end is gone count half, rounded up."""
+        return -(-len(self._pipes) // 2)
+
     def remember(self, pipe: _Pipe) -> None:
         self._pipes[pipe] = None
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from quire.errors import UnavailableError, invariant
+from quire.errors import UnavailableError
 from quire.link import tls
 from quire.link.handshake import NodeIdentity, Refusal, refused
 from quire.link.network import Abortable, Accept, Address
@@ -17,10 +16,9 @@ from quire.link.network import Abortable, Accept, Address
 BACKLOG: Final = 128
 ACCEPTS_A_TURN: Final = 16
 """How many connections are accepted before the rest of the loop has its turn."""
-NO_DESCRIPTORS_WAIT_MS: Final = 500
+ACCEPT_WAIT_MS: Final = 500
 TLS_SHUTDOWN_MS_MAX: Final = 2_000
 
-_NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _log: Final = logging.getLogger(__name__)
 
 
@@ -194,13 +192,11 @@ class _TcpDoor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                invariant(error.errno in _NO_DESCRIPTORS, f"accept on {self.address} failed: {error!r}")
-                # The socket stays readable: without a pause this would be a loop that does nothing else.
-                _log.warning(
-                    "cannot accept on %s: %s; trying again in %s ms", self.address, error, NO_DESCRIPTORS_WAIT_MS
-                )
+                # No descriptors, a firewall's word, a network that is down: all pass. The socket stays readable:
+                # without a pause this would be a loop that does nothing else.
+                _log.warning("cannot accept on %s: %s; trying again in %s ms", self.address, error, ACCEPT_WAIT_MS)
                 self._loop.remove_reader(self._listening.fileno())
-                self._retry = self._loop.call_later(NO_DESCRIPTORS_WAIT_MS / 1000, self._go_on)
+                self._retry = self._loop.call_later(ACCEPT_WAIT_MS / 1000, self._go_on)
                 return
             accepted.setblocking(False)
             self._adopt(accepted)
