@@ -208,7 +208,10 @@ class LogWriter:
         for request in requests:
             own = outcomes[first : first + len(request.batches)]
             first += len(request.batches)
-            end = max((outcome.end_offset for outcome in own if isinstance(outcome, Appended)), default=0)
+            end = 0
+            for outcome in own:
+                if isinstance(outcome, Appended) and outcome.end_offset > end:
+                    end = outcome.end_offset
             written = _Written(request, own, end)
             if self._flush.kind == "fsync" and end > self._log.synced_offset:
                 self._unsynced.append(written)
@@ -297,7 +300,9 @@ class LogWriter:
         self._answer(
             written.request,
             [
-                Stored(*outcome, fsynced=outcome.end_offset <= synced) if isinstance(outcome, Appended) else outcome
+                Stored(outcome.base_offset, outcome.end_offset, outcome.duplicate, outcome.end_offset <= synced)
+                if isinstance(outcome, Appended)
+                else outcome
                 for outcome in written.outcomes
             ],
         )
