@@ -75,6 +75,7 @@ class LogMachine(RuleBasedStateMachine):
         self.plan: SyncPlan | None = None
         self.books: Books | None = None
         self.opened = True
+        self.tampered = False
         self.flips = False
         self.flipped: list[int] = []
         self.forgetful = False
@@ -368,6 +369,7 @@ class LogMachine(RuleBasedStateMachine):
     )
     def flip(self, kind: str, at: float, field: range | None, bit: int) -> None:
         """Change a bit in some file: anywhere, or in a certain part of a batch's header."""
+        self.tampered = True
         if kind == ".log":
             alive = [e for e in self.entries if e.end_offset > self.start]
             if not alive:
