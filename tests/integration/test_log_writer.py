@@ -13,6 +13,7 @@ import pytest
 
 from quire.errors import (
     ChecksumMismatchError,
+    DiskIoError,
     LogBusyError,
     LogOfflineError,
     StaleEpochError,
@@ -388,3 +389,18 @@ async def test_an_answer_does_not_wait_for_the_books(disk: WatchedDisk, tmp_path
         assert writer.log.recovery_point == 0
         disk.gate.set()
         await until(lambda: writer.log.recovery_point > 0)
+
+
+async def test_a_sync_that_cannot_begin_answers_those_who_wait(
+    disk: WatchedDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise DiskIoError("too many open files", path="x")
+
+    async with writer_on(disk, tmp_path) as writer:
+        with monkeypatch.context() as broken:
+            broken.setattr(writer.log, "begin_sync", refuse)
+            with pytest.raises(DiskIoError):
+                await writer.append([batch()], epoch=EPOCH)
+        assert writer.waiting_bytes == 0
+        assert await writer.append([batch()], epoch=EPOCH) == [Stored(1, 2, duplicate=False, fsynced=True)]
