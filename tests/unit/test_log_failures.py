@@ -251,3 +251,22 @@ def test_what_was_taken_back_stays_away_after_a_power_cut() -> None:
         disk.power_cut(random.Random(seed))
         disk.capacity_bytes = None
         assert open_log(disk).end_offset == 1
+
+
+def test_damage_found_while_a_sync_is_in_flight_is_written_down_by_the_next() -> None:
+    disk = SimDisk()
+    log = open_log(disk, LogConfig(checkpoint_bytes=1))
+    fill(log, 20)
+    plan = log.begin_sync(checkpoint=True)
+    assert plan is not None
+    assert plan.books is not None
+    disk.flip(ACTIVE, 100, 0)
+    with pytest.raises(DamagedRangeError):
+        log.read(0, bytes_max=1)
+    plan.run()
+    books = log.finish_sync(plan)
+    assert books is not None
+    books.run()
+    log.finish_books(books)
+    log.sync()
+    assert b'"quarantined": [[0, 1]]' in disk.open(f"{DIRECTORY}/checkpoint").read(0, 1_000)

@@ -251,6 +251,7 @@ class Log:
         files = [item for segment in state.unsealed for item in segment.unsaved(sealed=True)]
         files += state.active.unsaved(sealed=False)
         files.append((snapshots.path_of(state.directory, end), partial(state.producers.copy().to_bytes, end)))
+        state.unsaved = False  # and true again as soon as anything is learned that these do not say
         return Books(
             disk=state.disk,
             directory=state.directory,
@@ -275,7 +276,6 @@ class Log:
         if plan.books is None or state.offline is not None:
             return None
         self._books, state.keeping_books = plan.books, True
-        state.unsaved = False
         return plan.books
 
     def finish_books(self, books: Books) -> None:
