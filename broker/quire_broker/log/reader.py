@@ -11,6 +11,7 @@ from quire.errors import (
     MalformedBatchError,
     OffsetOutOfRangeError,
     UnsupportedBatchError,
+    invariant,
 )
 from quire.records import decode
 from quire.records.header import HEADER_BYTES, BatchHeader, check_crc, iter_batches, parse_header
@@ -95,6 +96,7 @@ class LogReader:
             except DamagedRangeError as error:
                 first = error.end_offset
                 continue
+            invariant(batches.end_offset > first, "headers are asked for up to the middle of a batch")
             for _, header in iter_batches(batches.data, check=False):
                 yield header
             first = batches.end_offset

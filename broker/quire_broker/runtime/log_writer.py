@@ -16,7 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from quire.errors import DiskFullError, DiskIoError, LogBusyError, LogOfflineError, QuireError, StaleEpochError
+from quire.errors import (
+    DiskFullError,
+    DiskIoError,
+    LogBusyError,
+    LogOfflineError,
+    OutcomeUnknownError,
+    QuireError,
+    StaleEpochError,
+)
 from quire.types import Buffer
 from quire_broker.log.appender import Appended
 from quire_broker.log.log import Log
@@ -190,8 +198,13 @@ class LogWriter:
         while queue:
             epoch = queue[0].epoch
             count = next((n for n, request in enumerate(queue) if request.epoch != epoch), len(queue))
-            self._write(queue[:count], epoch)
-            del queue[:count]
+            requests, queue = queue[:count], queue[count:]
+            try:
+                self._write(requests, epoch)
+            except BaseException as error:  # a bug, which must not leave anyone waiting
+                for request in queue:
+                    self._answer(request, error)
+                raise
         self._go_on()
 
     def _write(self, requests: Sequence[_Request], epoch: int) -> None:
@@ -292,6 +305,9 @@ class LogWriter:
             self._fail_all(error or self._log.offline)
 
     def _fail_all(self, error: BaseException) -> None:
+        """Answer what is written and will not be synced. It may be there, so no error may say that it is not."""
+        if isinstance(error, QuireError) and not isinstance(error, DiskIoError):
+            error = OutcomeUnknownError(f"what was written may be kept or not: {error.message}", cause=error.reason)
         while self._unsynced:
             self._answer(self._unsynced.popleft().request, error)
 
