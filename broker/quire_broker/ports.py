@@ -1,68 +1,97 @@
-"""What the cores need from the world. `adapters/` implement it; `tests/contract` holds every implementation to it."""
+"""What the parts of the broker need of the world. `adapters/` implement it, and a simulation does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
-from quire.types import Buffer
+from quire.v1 import controller_pb2
+
+CallMetadata = Sequence[tuple[str, str | bytes]]
+"""What travels beside a request: the caller's name for itself, a trace."""
 
 
-class DiskFile(Protocol):
-    """An open file. Positions are explicit: there is no cursor to get wrong."""
+class ControllerMember(Protocol):
+    """One controller: calls to it, as bytes. What tries one after the other is built on this."""
 
-    def size(self) -> int: ...
-
-    def read(self, position: int, size: int) -> bytes:
-        """Up to `size` bytes; fewer only where the file ends."""
+    @property
+    def address(self) -> str:
+        """HOST:PORT, as the controllers name each other."""
         ...
 
-    def write(self, position: int, buffers: Sequence[Buffer]) -> int:
-        """Write the buffers one after the other and return their total length.
+    async def call(self, method: str, request: bytes, *, timeout_s: float, metadata: CallMetadata = ()) -> bytes:
+        """The answer to one request. `method` is a path: `/quire.v1.ControllerService/Heartbeat`.
 
-        All of it or an error: DiskFullError, DiskIoError. After an error any part may have been written.
+        Raises the QuireError that the controller answered; UnavailableError if it was not asked; OutcomeUnknownError
+        if nobody knows what became of the request.
         """
         ...
 
-    def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes."""
+    def stream(self, method: str, request: bytes) -> AsyncGenerator[bytes, None]:
+        """Answers until the stream ends. Raises as `call` does. To be closed by whoever stops reading."""
         ...
 
-    def sync(self) -> None:
-        """Return once all that was written and truncated survives a power cut. SyncFailedError is final.
-
-        The only method that may run on another thread while the owner goes on reading and writing.
-        """
+    async def close(self) -> None:
+        """Calls that are under way end with an error."""
         ...
 
-    def close(self) -> None: ...
 
+class Controllers(Protocol):
+    """The quorum of controllers, whichever of them answers.
 
-class Disk(Protocol):
-    """A tree of files. Paths are strings with `/`; errors are those of `quire.errors`.
-
-    Names are durable only after `sync_dir` of their directory: a created file may vanish, a removed one come back,
-    a rename be undone, whatever was synced inside the file.
+    What changes something is carried out once, however often it had to be sent within `timeout_s`. Errors are those
+    of the controllers; UnavailableError if none answered and nothing was done; OutcomeUnknownError if one may have
+    done it.
     """
 
-    def open(self, path: str, *, create: bool = False) -> DiskFile:
-        """Open for reading and writing. `create` makes the file if it is not there; without it that is an error."""
+    async def register(
+        self, request: controller_pb2.RegisterBrokerRequest, *, timeout_s: float
+    ) -> controller_pb2.RegisterBrokerResponse: ...
+
+    async def unfence(
+        self, request: controller_pb2.UnfenceBrokerRequest, *, timeout_s: float
+    ) -> controller_pb2.UnfenceBrokerResponse: ...
+
+    async def heartbeat(
+        self, request: controller_pb2.HeartbeatRequest, *, timeout_s: float
+    ) -> controller_pb2.HeartbeatResponse:
+        """Goes to the controller that leads; the others say which one that is."""
         ...
 
-    def exists(self, path: str) -> bool: ...
+    async def fence(
+        self, request: controller_pb2.FenceBrokerRequest, *, timeout_s: float
+    ) -> controller_pb2.FenceBrokerResponse: ...
 
-    def names(self, directory: str) -> list[str]:
-        """The names in a directory, sorted; none if it does not exist."""
+    async def alter_partitions(
+        self, request: controller_pb2.AlterPartitionsRequest, *, timeout_s: float
+    ) -> controller_pb2.AlterPartitionsResponse: ...
+
+    async def allocate_producer_ids(
+        self, request: controller_pb2.AllocateProducerIdsRequest, *, timeout_s: float
+    ) -> controller_pb2.AllocateProducerIdsResponse: ...
+
+    async def confirm_deletions(
+        self, request: controller_pb2.ConfirmDeletionsRequest, *, timeout_s: float
+    ) -> controller_pb2.ConfirmDeletionsResponse: ...
+
+    async def ensure_internal_topic(
+        self, request: controller_pb2.EnsureInternalTopicRequest, *, timeout_s: float
+    ) -> controller_pb2.EnsureInternalTopicResponse: ...
+
+    def watch(
+        self, request: controller_pb2.WatchMetadataRequest, *, silence_s_max: float
+    ) -> AsyncGenerator[controller_pb2.WatchMetadataResponse, None]:
+        """What one controller publishes, until it ends with an error; then watch again, from what has been applied.
+
+        A controller that says nothing for `silence_s_max` is given up, too. To be closed by whoever stops reading.
+        Whatever ended a watch, the next one goes to another controller.
+        """
         ...
 
-    def make_dirs(self, directory: str) -> None:
-        """Make a directory and its parents, durably."""
+    async def forward(self, method: str, request: bytes, *, timeout_s: float, metadata: CallMetadata = ()) -> bytes:
+        """Pass on a call of ControllerAdminService, by the name of its method: `CreateTopic`.
+
+        Nothing is lost of what this version does not know. A change that has no name gets one, so that it is safe to
+        ask another controller when one does not answer.
+        """
         ...
-
-    def rename(self, old: str, new: str) -> None:
-        """Atomic; replaces `new`."""
-        ...
-
-    def remove(self, path: str) -> None: ...
-
-    def sync_dir(self, directory: str) -> None: ...

@@ -282,6 +282,164 @@ class LinkBusyError(QuireError):
     retry_after_ms = 100
 
 
+# --- the controller ------------------------------------------------------------------------------------------------
+
+
+class TopicAlreadyExistsError(QuireError):
+    """The tenant has a topic of this name."""
+
+    reason = "TOPIC_ALREADY_EXISTS"
+    status = Status.ALREADY_EXISTS
+
+
+class UnknownTopicError(QuireError):
+    """There is no topic of this name or id."""
+
+    reason = "UNKNOWN_TOPIC"
+    status = Status.NOT_FOUND
+    stale_metadata = True
+
+
+class UnknownPartitionError(QuireError):
+    """The topic has no such partition."""
+
+    reason = "UNKNOWN_PARTITION"
+    status = Status.NOT_FOUND
+    stale_metadata = True
+
+
+class InvalidTopicNameError(QuireError):
+    """The name cannot be a topic's."""
+
+    reason = "INVALID_TOPIC_NAME"
+    status = Status.INVALID_ARGUMENT
+
+
+class NotEnoughBrokersError(QuireError):
+    """Fewer brokers can take replicas than are asked for."""
+
+    reason = "NOT_ENOUGH_BROKERS"
+    status = Status.FAILED_PRECONDITION
+    retriable = True
+
+
+class UnknownBrokerError(QuireError):
+    """No broker with this id is registered."""
+
+    reason = "UNKNOWN_BROKER"
+    status = Status.NOT_FOUND
+
+
+class StaleBrokerEpochError(QuireError):
+    """The broker has registered anew since."""
+
+    reason = "STALE_BROKER_EPOCH"
+    status = Status.FAILED_PRECONDITION
+    stale_metadata = True
+
+
+class BrokerFencedError(QuireError):
+    """The broker is shut out, or not ready yet."""
+
+    reason = "BROKER_FENCED"
+    status = Status.FAILED_PRECONDITION
+    stale_metadata = True
+
+
+class BrokerNotEmptyError(QuireError):
+    """The broker still has replicas."""
+
+    reason = "BROKER_NOT_EMPTY"
+    status = Status.FAILED_PRECONDITION
+
+
+class StalePartitionEpochError(QuireError):
+    """The partition has changed since it was looked at."""
+
+    reason = "STALE_PARTITION_EPOCH"
+    status = Status.ABORTED
+    stale_metadata = True
+
+
+class NoEligibleLeaderError(QuireError):
+    """Nobody can lead the partition without losing records."""
+
+    reason = "NO_ELIGIBLE_LEADER"
+    status = Status.FAILED_PRECONDITION
+
+
+class ReassignmentInProgressError(QuireError):
+    """The partition's replicas are being moved."""
+
+    reason = "REASSIGNMENT_IN_PROGRESS"
+    status = Status.FAILED_PRECONDITION
+
+
+class NoReassignmentInProgressError(QuireError):
+    """The partition's replicas are not being moved."""
+
+    reason = "NO_REASSIGNMENT_IN_PROGRESS"
+    status = Status.FAILED_PRECONDITION
+
+
+class LimitExceededError(QuireError):
+    """There would be more of something than there may be."""
+
+    reason = "LIMIT_EXCEEDED"
+    status = Status.FAILED_PRECONDITION
+
+
+class UnsupportedFeatureError(QuireError):
+    """Not every node can do this yet."""
+
+    reason = "UNSUPPORTED_FEATURE"
+    status = Status.FAILED_PRECONDITION
+
+
+class ClusterIdMismatchError(QuireError):
+    """The node, or its data, belongs to another cluster."""
+
+    reason = "CLUSTER_ID_MISMATCH"
+    status = Status.FAILED_PRECONDITION
+
+
+class NotControllerError(QuireError):
+    """This controller does not lead, or no longer. Nothing was done."""
+
+    reason = "NOT_CONTROLLER"
+    status = Status.UNAVAILABLE
+    retriable = True
+    stale_metadata = True
+
+
+class DuplicateCommandError(QuireError):
+    """The command may have been carried out before, too long ago to say with what result."""
+
+    reason = "DUPLICATE_COMMAND"
+    status = Status.FAILED_PRECONDITION
+    stale_metadata = True
+
+
+# --- brokers -------------------------------------------------------------------------------------------------------
+
+
+class NotLeaderError(QuireError):
+    """This broker does not lead the partition, or no longer. Nothing was done."""
+
+    reason = "NOT_LEADER"
+    status = Status.UNAVAILABLE
+    retriable = True
+    stale_metadata = True
+
+
+class NotEnoughReplicasError(QuireError):
+    """Fewer replicas are in sync than the topic demands for acks=all. Nothing was written."""
+
+    reason = "NOT_ENOUGH_REPLICAS"
+    status = Status.UNAVAILABLE
+    retriable = True
+
+
 # --- the table -----------------------------------------------------------------------------------------------------
 
 ERRORS_BY_REASON: Final[Mapping[str, type[QuireError]]] = {

@@ -2,6 +2,8 @@
 
 A server calls `abort`. A client catches `grpc.aio.AioRpcError` and raises `from_rpc_error(error)` from it.
 
+An error that concerns a part of an answer travels in it, as `quire.v1.Refusal`: `refusal_of` and `from_refusal`.
+
 A call that ends without a server's word about it is an `OutcomeUnknownError`, whatever status the transport made up,
 unless it is certain that no server began to carry it out: to take a cut call for a failed one is how a message is
 sent twice.
@@ -19,6 +21,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from quire.errors import ERRORS_BY_REASON, OutcomeUnknownError, QuireError, Status, UnavailableError
+from quire.v1.errors_pb2 import Refusal
 
 DOMAIN: Final = "quire"
 """The ErrorInfo domain: a reason of another domain, say a proxy's, is none of ours."""
@@ -87,15 +90,31 @@ def from_status(status: status_pb2.Status) -> QuireError | None:
         return None
     if info is None:
         return None
-    message = _cut(status.message, MESSAGE_BYTES_MAX)
-    details = _bounded(sorted(info.metadata.items()))
-    known = ERRORS_BY_REASON.get(info.reason)
-    if known is not None:
-        try:
-            return known.from_wire(message, details, retry_after_ms=retry_after_ms)
-        except (KeyError, ValueError):
-            pass  # the details lack what the class promises: better no class than a wrong offset
-    return _unrecognized(info.reason, code, message, details, retry_after_ms)
+    return _received(info.reason, code, status.message, info.metadata, retry_after_ms)
+
+
+def refusal_of(error: QuireError) -> Refusal:
+    """The error as a part of an answer. Cut as in `to_status`: one answer may hold a thousand of them."""
+    return Refusal(
+        reason=error.reason,
+        message=_cut(error.message, MESSAGE_BYTES_MAX),
+        details=_bounded(error.details.items()),
+        retry_after_ms=None if error.retry_after_ms is None else _bounded_retry_after_ms(error.retry_after_ms),
+        status=int(error.status),
+    )
+
+
+def from_refusal(refusal: Refusal) -> QuireError:
+    """The error that a part of an answer describes. Trusts no part of it.
+
+    A status that is none counts as UNKNOWN: whoever refuses without saying how has not said that nothing was done.
+    """
+    try:
+        code = Status(refusal.status)
+    except ValueError:
+        code = Status.UNKNOWN
+    retry_after_ms = _bounded_retry_after_ms(refusal.retry_after_ms) if refusal.HasField("retry_after_ms") else None
+    return _received(refusal.reason, code, refusal.message, refusal.details, retry_after_ms)
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> QuireError:
@@ -108,6 +127,26 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> QuireError:
             if received is not None and received.code == status and (sent := from_status(received)) is not None:
                 return sent
     return _without_details(status, _cut(error.details() or "", MESSAGE_BYTES_MAX))
+
+
+def never_left(error: grpc.aio.AioRpcError) -> bool:
+    """Whether no connection came about for the call, so that nothing of it, nor of its stream, reached anybody."""
+    return error.code() == grpc.StatusCode.UNAVAILABLE and (error.details() or "").startswith(_NEVER_SENT)
+
+
+def _received(
+    reason: str, code: Status, message: str, details: Mapping[str, str], retry_after_ms: int | None
+) -> QuireError:
+    """The class behind a reason, with a peer's words in it."""
+    message = _cut(message, MESSAGE_BYTES_MAX)
+    bounded = _bounded(sorted(details.items()))
+    known = ERRORS_BY_REASON.get(reason)
+    if known is not None:
+        try:
+            return known.from_wire(message, bounded, retry_after_ms=retry_after_ms)
+        except (KeyError, ValueError):
+            pass  # the details lack what the class promises: better no class than a wrong offset
+    return _unrecognized(reason, code, message, bounded, retry_after_ms)
 
 
 def _without_details(status: Status, text: str) -> QuireError:

@@ -14,3 +14,14 @@ ensure_venv() {
     --constraint scripts/lib/constraints.txt --editable '.[dev]'
   echo "$want" >"$stamp"
 }
+
+# What only some scripts need on top: ensure_extra bench
+ensure_extra() {
+  local stamp=.venv/.installed-$1 want
+  want=$(cat pyproject.toml scripts/lib/constraints.txt | sha256sum)
+  [[ -f $stamp && $(cat "$stamp") == "$want" ]] && return
+  echo "Installing what 'quire[$1]' adds into .venv …" >&2
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+    --constraint scripts/lib/constraints.txt --editable ".[$1]"
+  echo "$want" >"$stamp"
+}

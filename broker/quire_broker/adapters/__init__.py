@@ -1,1 +1,4 @@
-"""Implementations of the ports."""
+"""What joins the broker to the world beside the disk and the peer link.
+
+controllers   calls one controller, over gRPC
+"""

@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from quire.cli.text import one_line
+from quire.disk.read_only_disk import ReadOnlyDisk
 from quire.errors import DiskIoError
-from quire_broker.adapters.read_only_disk import ReadOnlyDisk
 from quire_broker.cli import log_dump, log_stat, log_verdict
 from quire_broker.cli.log_picture import UnusableError, find_logs, steadily, take
 from quire_broker.cli.log_verdict import Verdict
 from quire_broker.cli.log_verify import verify_steadily
-from quire_broker.cli.text import one_line
 
 EXIT_DAMAGED: Final = 1
 EXIT_USAGE: Final = 2

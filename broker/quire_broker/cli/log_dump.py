@@ -7,10 +7,11 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
+from quire.cli.text import one_line, quoted
 from quire.errors import MalformedBatchError, UnsupportedBatchError
 from quire.records import Attributes, BatchHeader, Codec, Lane, Record, decode
 from quire_broker.cli.log_picture import Picture
-from quire_broker.cli.text import iso_time, one_line, quoted, span
+from quire_broker.cli.text import iso_time, span
 from quire_broker.log.scan import Damage, Found
 
 _FLAGS: Final = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from quire.disk.framed import read_whole
 from quire.errors import DamagedFileError
 from quire_broker.cli.log_picture import Picture, SegmentFile
-from quire_broker.log.framed import read_whole
 from quire_broker.log.index import (
     INDEX_SUFFIX,
     TIME_SUFFIX,

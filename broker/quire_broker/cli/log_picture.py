@@ -14,18 +14,26 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, TypeVar
 
+from quire.disk.port import Disk
 from quire.errors import DiskIoError
 from quire_broker.log import checkpoint as checkpoints
 from quire_broker.log import synced_mark
 from quire_broker.log.checkpoint import Checkpoint
 from quire_broker.log.epochs import LeaderEpochs
-from quire_broker.log.index import BEGINNING, TIMESTAMP_NONE, IndexEntry, Seal, SealedIndex, SegmentIndex
+from quire_broker.log.index import (
+    BEGINNING,
+    TIMESTAMP_NONE,
+    IndexEntry,
+    Seal,
+    SealedIndex,
+    SegmentIndex,
+    load_places,
+)
 from quire_broker.log.promise import Promise
 from quire_broker.log.ranges import OffsetRanges
 from quire_broker.log.recovery import segment_bases
 from quire_broker.log.scan import Anchor, Damage, Found, scan
 from quire_broker.log.segment import LOG_SUFFIX
-from quire_broker.ports import Disk
 
 _TRIES_MAX: Final = 5
 T = TypeVar("T")
@@ -119,7 +127,7 @@ class Picture:
                 expected_offset=segment.base_offset + begin.relative_offset,
                 epochs=self.epochs,
                 end_offset=self.acknowledged if segment.next_base_offset is None else segment.next_base_offset,
-                anchors=[Anchor(segment.base_offset + e.relative_offset, e.position) for e in self._index(segment)],
+                anchors=[Anchor(segment.base_offset + e.relative_offset, e.position) for e in self._places(segment)],
                 on_progress=on_progress,
             )
         finally:
@@ -157,11 +165,20 @@ class Picture:
         """What was on the disk of its index when the checkpoint was written; empty where that cannot be believed."""
         if not self.trusted:
             return SegmentIndex()
+        return SegmentIndex.load(self.disk, segment.stem, end_relative=self._indexed(segment)) or SegmentIndex()
+
+    def _places(self, segment: SegmentFile) -> list[IndexEntry]:
+        """Where the index knows of batches, also if only one of its files can be believed."""
+        if not self.trusted:
+            return []
+        return load_places(self.disk, segment.stem, end_relative=self._indexed(segment))
+
+    def _indexed(self, segment: SegmentFile) -> int:
+        """How many of a segment's offsets the index has seen."""
         end = self.recovery_point
         if segment.next_base_offset is not None:
             end = min(end, segment.next_base_offset)
-        index = SegmentIndex.load(self.disk, segment.stem, end_relative=max(0, end - segment.base_offset))
-        return index or SegmentIndex()
+        return max(0, end - segment.base_offset)
 
 
 def find_logs(disk: Disk, path: str) -> list[str]:

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from quire.cli.text import count, number, one_line, size
 from quire.errors import DamagedFileError
 from quire_broker.cli.log_picture import Picture, SegmentFile
-from quire_broker.cli.text import count, iso_time, number, one_line, size, span
+from quire_broker.cli.text import iso_time, span
 from quire_broker.log import snapshots
 from quire_broker.log.epochs import EpochStart
 from quire_broker.log.index import BEGINNING

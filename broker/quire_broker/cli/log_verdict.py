@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from quire_broker.cli.text import count, number, one_line, size, span
+from quire.cli.text import count, number, one_line, size
+from quire_broker.cli.text import span
 
 Kind = Literal["batch", "segment", "missing", "quarantined", "checkpoint", "index", "timeindex", "producers"]
 _INDENT: Final = 10

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+from quire.disk.port import Disk
 from quire_broker.cli.log_indexes import IndexCheck
 from quire_broker.cli.log_picture import Picture, SegmentFile, steadily
 from quire_broker.cli.log_snapshots import SnapshotCheck
@@ -15,7 +16,6 @@ from quire_broker.log import synced_mark
 from quire_broker.log.index import INDEX_SUFFIX
 from quire_broker.log.ranges import OffsetRange, OffsetRanges
 from quire_broker.log.scan import Damage, Found
-from quire_broker.ports import Disk
 
 _INDEX_ADVICE: Final = "nothing is lost: it is rebuilt at the next opening, or by the first read that it misleads"
 _SNAPSHOT_ADVICE: Final = "nothing is lost: what it held is rebuilt at the next opening, from the batches"

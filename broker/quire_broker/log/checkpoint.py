@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from quire.disk.framed import frame, read_whole, stage, unframe
+from quire.disk.port import Disk
 from quire.errors import DamagedFileError
-from quire_broker.log.framed import frame, read_whole, stage, unframe
-from quire_broker.ports import Disk
 
 NAME: Final = "checkpoint"
 _VERSION: Final = 1

@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from quire.disk.framed import read_whole
+from quire.disk.port import Disk, DiskFile
 from quire.errors import DamagedFileError
-from quire_broker.log.framed import read_whole
-from quire_broker.ports import Disk, DiskFile
 
 INDEX_SUFFIX: Final = ".index"
 TIME_SUFFIX: Final = ".timeindex"
@@ -215,6 +215,30 @@ class SealedIndex:
         except MisleadingIndexError:
             return None
         return Seal(base_offset + relative_end, size_bytes, max_timestamp_ms)
+
+
+def load_places(disk: Disk, stem: str, *, end_relative: int) -> list[IndexEntry]:
+    """The entries below an offset by the word of `.index` alone, as far as they rise.
+
+    For whoever checks what they lead to. The other file may be gone, or newer: a crash comes between the two.
+    """
+    path = stem + INDEX_SUFFIX
+    if not disk.exists(path):
+        return []
+    try:
+        data = read_whole(disk, path, bytes_max=_BYTES_MAX)
+    except DamagedFileError:
+        return []
+    places, before = [], BEGINNING
+    for row in _OFFSET.iter_unpack(data[: len(data) // _OFFSET.size * _OFFSET.size]):
+        entry = IndexEntry._make(row)
+        if entry.relative_offset >= end_relative or entry.relative_offset <= before.relative_offset:
+            break
+        if entry.position <= before.position:
+            break
+        places.append(entry)
+        before = entry
+    return places
 
 
 def offset_rows(data: bytes) -> list[IndexEntry]:

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Final
 
+from quire.disk.port import Disk
 from quire.errors import DiskFullError, DiskIoError, LogOfflineError, QuireError, SyncFailedError, invariant
 from quire.records.produced import PRODUCIBLE_ATTRIBUTES
 from quire.types import Buffer
@@ -19,6 +20,7 @@ from quire_broker.log import snapshots
 from quire_broker.log.appender import Appended, LogAppender
 from quire_broker.log.config import LogConfig
 from quire_broker.log.epochs import EpochStart
+from quire_broker.log.mender import LogMender
 from quire_broker.log.producers import Producers
 from quire_broker.log.ranges import OffsetRange
 from quire_broker.log.reader import Batches, LogReader, TimestampOffset
@@ -29,7 +31,6 @@ from quire_broker.log.state import LogState
 from quire_broker.log.sync_plan import Books, SyncPlan
 from quire_broker.log.synced_mark import SyncedMark
 from quire_broker.log.trimmer import LogTrimmer
-from quire_broker.ports import Disk
 
 _SNAPSHOT_SHARE: Final = 4
 """A checkpoint waits until the log has grown by this many times what the last one wrote: a log with very many
@@ -43,6 +44,7 @@ class Log:
         self._reader = LogReader(state)
         self._appender = LogAppender(state)
         self._trimmer = LogTrimmer(state, self._reader, self._mark, partial(self.sync, checkpoint=True))
+        self._mender = LogMender(state, self._reader, self._keep_books)
         self._plan: SyncPlan | None = None
         self._books: Books | None = None
         self._names_synced = 0
@@ -87,6 +89,10 @@ class Log:
     def config(self) -> LogConfig:
         return self._state.config
 
+    def configure(self, config: LogConfig) -> None:
+        """Go on with other settings."""
+        self._state.config = config
+
     @property
     def start_offset(self) -> int:
         """The first offset that may be read."""
@@ -127,6 +133,11 @@ class Log:
     @property
     def latest_epoch(self) -> int:
         return self._state.epochs.latest
+
+    @property
+    def last_batch_epoch(self) -> int:
+        """The leader epoch of the last batch; -1 for an empty log. Later epochs may have begun without one."""
+        return self._state.epochs.at(self.end_offset - 1)
 
     @property
     def producers(self) -> Producers:
@@ -314,6 +325,27 @@ class Log:
                 books.run()
                 self.finish_books(books)
             self._state.require_online()
+
+    def _keep_books(self) -> None:
+        """Sync everything, and have all that is known on the disk too. Raises why that cannot be."""
+        self.sync(checkpoint=True)
+        if self._state.unsaved and self.books_error is not None:
+            raise self.books_error
+
+    # -- mending ---------------------------------------------------------------------------------------------------
+
+    def mend(self, data: Buffer, *, now_ms: int) -> int:
+        """Put good copies of stored batches in the place of damaged ones, and return where they end.
+
+        `data` is the beginning of a quarantined range, or all of it: whole batches, offsets and epochs as the leader
+        stored them. What it covers can be read from then on, the rest stays quarantined. Exclusive, and durable
+        before it returns; on error the range is as damaged as before.
+
+        Refuses what contradicts itself (MalformedBatchError, ChecksumMismatchError), what is of another epoch than
+        this log knows for the offsets (StaleEpochError), and what is not the beginning of a damaged range or does not
+        fit between the good batches around it (InvalidArgumentError).
+        """
+        return self._mender.mend(data, now_ms=now_ms)
 
     # -- removing --------------------------------------------------------------------------------------------------
 

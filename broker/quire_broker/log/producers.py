@@ -14,6 +14,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from quire.disk.framed import frame, unframe
 from quire.errors import (
     DamagedFileError,
     DuplicateSequenceError,
@@ -22,7 +23,6 @@ from quire.errors import (
     ProducerFencedError,
 )
 from quire.records.header import BatchHeader
-from quire_broker.log.framed import frame, unframe
 
 BATCHES_REMEMBERED: Final = 5
 _SEQUENCES: Final = 2**31
@@ -66,9 +66,13 @@ class Producers:
 
     def copy(self) -> Producers:
         """The state as it is now; cheap, since what is known of a producer is never changed but replaced."""
-        other = Producers(producers_max=self._producers_max, expiry_ms=self._expiry_ms)
+        other = self.emptied()
         other._producers = dict(self._producers)
         return other
+
+    def emptied(self) -> Producers:
+        """Nobody known, and the same limits."""
+        return Producers(producers_max=self._producers_max, expiry_ms=self._expiry_ms)
 
     def plan(self) -> ProducerPlan:
         return ProducerPlan(self)
@@ -80,6 +84,22 @@ class Producers:
         """Take note of a batch that is in the log, without asking whether it should be."""
         if header.producer_id >= 0:
             self.put(header.producer_id, _after(self.get(header.producer_id), header, header.base_offset, now_ms))
+
+    def learn_late(self, header: BatchHeader, *, now_ms: int) -> bool:
+        """Take note of a batch that could not be read when later ones were learned. True if it was news."""
+        known = self.get(header.producer_id)
+        if header.producer_id < 0 or (known is not None and known.epoch > header.producer_epoch):
+            return False
+        if known is None or known.epoch < header.producer_epoch:
+            self.learn(header, now_ms=now_ms)
+            return True
+        sent = SentBatch(header.base_sequence, _last_sequence(header), header.base_offset)
+        if header.is_control or header.base_sequence < 0 or sent in known.batches:
+            return False
+        batches = tuple(sorted((*known.batches, sent), key=lambda batch: batch.base_offset)[-BATCHES_REMEMBERED:])
+        # In its place among the silent ones: it was not heard of again.
+        self._producers[header.producer_id] = known._replace(batches=batches)
+        return batches != known.batches
 
     def put(self, producer_id: int, producer: Producer) -> None:
         self._producers.pop(producer_id, None)

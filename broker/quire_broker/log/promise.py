@@ -28,7 +28,7 @@ class Promise(NamedTuple):
 
     def lost_until(self, damage: Damage, following: int | None) -> int:
         """Where offsets go on behind damage that is no torn tail."""
-        if damage.end_offset is not None:
+        if damage.end_offset is not None and (following is None or damage.end_offset <= following):
             return damage.end_offset
         # Of the log's last bytes what was acknowledged is lost; the rest never was.
         return self.acknowledged if following is None else following

@@ -34,6 +34,12 @@ class OffsetRanges:
             first, end = min(first, r.first_offset), max(end, r.end_offset)
         self._ranges = [*left, OffsetRange(first, end), *right]
 
+    def remove(self, first: int, end: int) -> None:
+        """Take offsets out; what is left of a range on either side stays."""
+        left = [r._replace(end_offset=min(first, r.end_offset)) for r in self._ranges if r.first_offset < first]
+        right = [r._replace(first_offset=max(end, r.first_offset)) for r in self._ranges if r.end_offset > end]
+        self._ranges = [*left, *right]
+
     def forget_below(self, offset: int) -> None:
         """Drop ranges that end at or before `offset`. One that reaches across stays whole, as its batches do."""
         self._ranges = [r for r in self._ranges if r.end_offset > offset]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from quire.errors import (
@@ -16,7 +16,7 @@ from quire.errors import (
 from quire.records import decode
 from quire.records.header import HEADER_BYTES, BatchHeader, check_crc, iter_batches, parse_header
 from quire_broker.log.index import MisleadingIndexError
-from quire_broker.log.scan import Found, scan
+from quire_broker.log.scan import Anchor, Found, scan
 from quire_broker.log.segment import Place, Segment, anchors_of
 from quire_broker.log.state import LogState
 
@@ -284,8 +284,11 @@ class LogReader:
         self.investigations += 1
         self.take_stock(segment, self._state.new_segment(segment.base_offset))
 
-    def take_stock(self, segment: Segment, fresh: Segment) -> None:
-        """Check `segment` from where `fresh` stands, and let it go on with the index and sidecars that this gives."""
+    def take_stock(self, segment: Segment, fresh: Segment, *, anchors: Iterable[Anchor] = ()) -> None:
+        """Check `segment` from where `fresh` stands, and let it go on with the index and sidecars that this gives.
+
+        `anchors` are what is known of places beyond what its index tells.
+        """
         state = self._state
         for item in scan(
             segment.file,
@@ -295,15 +298,21 @@ class LogReader:
             expected_offset=fresh.end_offset,
             epochs=state.epochs,
             end_offset=segment.end_offset,
-            anchors=anchors_of(segment),
+            anchors=sorted({*anchors_of(segment), *anchors}),
         ):
+            end_offset = item.header.end_offset if isinstance(item, Found) else item.end_offset
+            if end_offset is None or end_offset > segment.end_offset:
+                break  # what claims to lie behind the segment's end is as damaged as what is not there
             if isinstance(item, Found):
+                if state.quarantined.holding(item.header.base_offset - 1) is not None:
+                    # Also where what is quarantined has turned good meanwhile: one may begin to read behind it.
+                    fresh.pass_over(position=item.position, offset=item.header.base_offset)
                 fresh.note(
                     item.header, item.header.base_offset, index_interval_bytes=state.config.index_interval_bytes
                 )
-            elif item.end_offset is not None:
-                self._quarantine(item.first_offset, item.end_offset)
-                fresh.pass_over(position=item.end_position, offset=item.end_offset)
+            else:
+                self._quarantine(item.first_offset, end_offset)
+                fresh.pass_over(position=item.end_position, offset=end_offset)
         if fresh.end_offset < segment.end_offset:
             self._quarantine(fresh.end_offset, segment.end_offset)
             fresh.pass_over(position=segment.size_bytes, offset=segment.end_offset)
@@ -314,7 +323,8 @@ class LogReader:
         state.find_unsealed()
 
     def _quarantine(self, first: int, end: int) -> None:
-        self._state.quarantined.add(first, end)
+        if end > self._state.start_offset:
+            self._state.quarantined.add(first, end)
 
 
 def _find_time_in_batch(
@@ -329,4 +339,8 @@ def _find_time_in_batch(
     except (UnsupportedBatchError, MalformedBatchError):
         # Its records do not decode; whoever reads from its beginning is told so.
         return TimestampOffset(header.max_timestamp_ms, max(header.base_offset, start_offset))
-    return None
+    if header.base_offset < start_offset:
+        return None  # it lies below the start
+    # The header claims a time that no record has. Its producer's word is taken for it: to go on looking would be to
+    # decode a whole log of such batches, while nothing else happens.
+    return TimestampOffset(header.max_timestamp_ms, header.base_offset)

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from quire.disk.framed import TEMPORARY_SUFFIX
+from quire.disk.port import Disk
 from quire.errors import DamagedFileError, DiskIoError, MalformedBatchError
 from quire.records.header import HEADER_BYTES, parse_header
 from quire_broker.log import checkpoint as checkpoints
@@ -18,7 +20,6 @@ from quire_broker.log import snapshots, synced_mark
 from quire_broker.log.checkpoint import Checkpoint
 from quire_broker.log.config import LogConfig
 from quire_broker.log.epochs import LeaderEpochs
-from quire_broker.log.framed import TEMPORARY_SUFFIX
 from quire_broker.log.index import SealedIndex
 from quire_broker.log.producers import Producers
 from quire_broker.log.promise import Promise
@@ -27,7 +28,6 @@ from quire_broker.log.scan import Anchor, Damage, Found, scan
 from quire_broker.log.segment import DELETED_SUFFIX, Segment
 from quire_broker.log.sidecar import SidecarKind
 from quire_broker.log.state import LogState
-from quire_broker.ports import Disk
 
 _SEGMENT_NAME = re.compile(r"(\d{20})\.log")
 _REWRITE_BYTES: Final = 1024 * 1024
@@ -230,7 +230,7 @@ class _Recovery:
     def _examine(self, segment: Segment, following: int | None) -> bool:
         """Scan what cannot be believed. False if the log ends within this segment."""
         size = segment.file.size()
-        anchors = self._resume(segment, size)
+        anchors = self._resume(segment, size, following)
         scanned_from = segment.size_bytes
         torn, ended = self._take_stock(segment, size, following, anchors)
         if torn is None and not ended and self._promise.ends_early(segment.end_offset, following):
@@ -279,25 +279,31 @@ class _Recovery:
                 return TornTail(segment.path, item.position, item.first_offset, item.reason), False
             else:
                 self._quarantine(item, following)
-                if item.end_offset is None:
+                if item.end_offset is None or (following is not None and item.end_offset > following):
                     return None, True
                 segment.pass_over(position=item.end_position, offset=item.end_offset)
         return None, False
 
     def _quarantine(self, damage: Damage, following: int | None) -> None:
-        self._report.damaged.append(damage)
-        self._changed = True
-        self._quarantined.add(damage.first_offset, self._promise.lost_until(damage, following))
+        end = self._promise.lost_until(damage, following)
+        if end > self._start:  # below nobody reads
+            self._report.damaged.append(damage)
+            self._changed = True
+            self._quarantined.add(damage.first_offset, end)
 
-    def _resume(self, segment: Segment, size: int) -> list[Anchor]:
+    def _resume(self, segment: Segment, size: int, following: int | None) -> list[Anchor]:
         """Skip what lies below the recovery point, if index and sidecars were saved as of then.
 
         A sidecar that has seen more was saved just before the crash, and may have seen what is now to be cut.
         """
-        index = segment.saved_index(end_relative=self._point - segment.base_offset)
-        if index is None or not self._trusted:
+        if not self._trusted:
             return []
-        anchors = [Anchor(segment.base_offset + entry.relative_offset, entry.position) for entry in index]
+        end = self._point if following is None else min(self._point, following)
+        places = segment.saved_places(end_relative=end - segment.base_offset)
+        anchors = [Anchor(segment.base_offset + entry.relative_offset, entry.position) for entry in places]
+        index = segment.saved_index(end_relative=self._point - segment.base_offset)
+        if index is None:
+            return anchors
         sidecars = segment.saved_sidecars()
         last, _ = index.last()
         offset = segment.base_offset + last.relative_offset

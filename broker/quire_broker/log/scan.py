@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from quire.disk.port import DiskFile
 from quire.errors import ChecksumMismatchError, DiskIoError, MalformedBatchError
 from quire.records.header import (
     BATCH_BYTES_MAX,
@@ -26,7 +27,6 @@ from quire.records.header import (
     parse_header,
 )
 from quire_broker.log.epochs import LeaderEpochs
-from quire_broker.ports import DiskFile
 
 _CHUNK_BYTES: Final = 1024 * 1024
 _SECTOR_BYTES: Final = 512

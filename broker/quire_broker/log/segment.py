@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from quire.disk.framed import frame, read_whole, unframe
+from quire.disk.port import Disk, DiskFile
 from quire.errors import DamagedFileError, DiskIoError, MalformedBatchError
 from quire.records.header import HEADER_BYTES, BatchHeader, parse_header
 from quire.types import Buffer
-from quire_broker.log.framed import frame, read_whole, unframe
 from quire_broker.log.index import (
     INDEX_SUFFIX,
     TIME_SUFFIX,
@@ -20,10 +21,10 @@ from quire_broker.log.index import (
     Seal,
     SealedIndex,
     SegmentIndex,
+    load_places,
 )
 from quire_broker.log.scan import Anchor
 from quire_broker.log.sidecar import Sidecar, SidecarKind
-from quire_broker.ports import Disk, DiskFile
 
 LOG_SUFFIX: Final = ".log"
 DELETED_SUFFIX: Final = ".deleted"
@@ -173,8 +174,8 @@ class Segment:
         self._disk.remove(self.path + DELETED_SUFFIX)
 
     def remove_beside(self) -> None:
-        """Delete what stands beside the `.log`."""
-        for suffix in (INDEX_SUFFIX, TIME_SUFFIX, *(f".{kind.name}" for kind in self._kinds)):
+        """Delete what stands beside the `.log`. The second half of a seal never stands there without the first."""
+        for suffix in (TIME_SUFFIX, INDEX_SUFFIX, *(f".{kind.name}" for kind in self._kinds)):
             if self._disk.exists(self.stem + suffix):
                 self._disk.remove(self.stem + suffix)
 
@@ -183,6 +184,10 @@ class Segment:
     def saved_index(self, *, end_relative: int) -> SegmentIndex | None:
         """The index from its files, below an offset; None where it has to be made again."""
         return SegmentIndex.load(self._disk, self.stem, end_relative=end_relative)
+
+    def saved_places(self, *, end_relative: int) -> list[IndexEntry]:
+        """Where `.index` knows of batches below an offset. To be checked, each of them."""
+        return load_places(self._disk, self.stem, end_relative=end_relative)
 
     def saved_sidecars(self) -> dict[str, Folded] | None:
         """All sidecars from their files; None where one has to be made again."""
@@ -273,10 +278,9 @@ class Segment:
 
 
 def anchors_of(segment: Segment) -> list[Anchor]:
-    """Where the index knows of batches; none where it cannot be read."""
-    index: SegmentIndex | None
+    """Where the index knows of batches."""
     if isinstance(segment.index, SegmentIndex):
-        index = segment.index
+        places: Iterable[IndexEntry] = segment.index
     else:
-        index = segment.saved_index(end_relative=segment.end_offset - segment.base_offset)
-    return [Anchor(segment.base_offset + entry.relative_offset, entry.position) for entry in index or ()]
+        places = segment.saved_places(end_relative=segment.end_offset - segment.base_offset)
+    return [Anchor(segment.base_offset + entry.relative_offset, entry.position) for entry in places]

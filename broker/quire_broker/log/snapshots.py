@@ -7,10 +7,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from quire.errors import DamagedFileError
-from quire_broker.log.framed import read_whole
+from quire.disk.framed import read_whole, stage
+from quire.disk.port import Disk
+from quire.errors import DamagedFileError, DiskIoError
+from quire.records.header import BatchHeader
 from quire_broker.log.producers import Producers
-from quire_broker.ports import Disk
 
 SUFFIX: Final = ".producers"
 KEPT: Final = 3
@@ -52,6 +53,26 @@ def load(disk: Disk, directory: str, offset: int, producers: Producers) -> int:
     """Fill `producers` from the snapshot that is named by `offset`, and return the offset that it holds itself."""
     path = path_of(directory, offset)
     return producers.load(read_whole(disk, path, bytes_max=_BYTES_MAX), path=path)
+
+
+def learn_late(
+    disk: Disk, directory: str, headers: Sequence[BatchHeader], *, scratch: Producers, now_ms: int
+) -> None:
+    """Tell the snapshots that were taken behind some batches while those could not be read. `scratch` is overwritten.
+
+    Without them a truncation would go on from a state that takes a retry of such a batch for a new one.
+    """
+    for offset in offsets(disk.names(directory)):
+        before = [header for header in headers if header.end_offset <= offset]
+        if not before:
+            continue
+        try:
+            held = load(disk, directory, offset, scratch)
+        except (DamagedFileError, DiskIoError):
+            continue  # whoever needs it goes on from an older one
+        news = [header for header in before if scratch.learn_late(header, now_ms=now_ms)]
+        if held == offset and news:
+            stage(disk, path_of(directory, offset), scratch.to_bytes(offset))
 
 
 def load_newest(disk: Disk, directory: str, producers: Producers, *, at_most: int) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from quire.disk.port import Disk
 from quire.errors import DiskFullError, DiskIoError, LogOfflineError, QuireError, invariant
 from quire_broker.log import checkpoint as checkpoints
 from quire_broker.log.checkpoint import Checkpoint, Cut
@@ -16,7 +17,6 @@ from quire_broker.log.producers import Producers
 from quire_broker.log.ranges import OffsetRanges
 from quire_broker.log.segment import Segment
 from quire_broker.log.sidecar import SidecarKind
-from quire_broker.ports import Disk
 
 
 @dataclass
@@ -91,6 +91,15 @@ class LogState:
             self.go_offline(error)
             raise
 
+    @contextmanager
+    def offline_on_io_error(self) -> Iterator[None]:
+        """Only want of room leaves things as they were; after any other error nobody knows what is on the disk."""
+        try:
+            yield
+        except DiskIoError as error:
+            self.go_offline(error)
+            raise
+
     # -- the checkpoint --------------------------------------------------------------------------------------------
 
     def checkpoint(
@@ -114,12 +123,9 @@ class LogState:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint on the disk at once. A failed sync is final, also here."""
-        try:
+        # Whatever the error: the new checkpoint may be in place, and what it says is not in memory.
+        with self.offline_on_io_error():
             checkpoints.save(self.disk, self.directory, checkpoint)
-        except DiskIoError as error:
-            # Also one that is no failed sync: the new checkpoint may be in place, and what it says is not in memory.
-            self.go_offline(error)
-            raise
 
     # -- segments --------------------------------------------------------------------------------------------------
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from quire.disk.framed import stage
+from quire.disk.port import Disk, DiskFile
 from quire.errors import DiskFullError, DiskIoError
 from quire.types import Buffer
 from quire_broker.log import checkpoint as checkpoints
 from quire_broker.log import snapshots
 from quire_broker.log.checkpoint import Checkpoint
-from quire_broker.log.framed import stage
 from quire_broker.log.segment import Segment
 from quire_broker.log.synced_mark import SyncedMark
-from quire_broker.ports import Disk, DiskFile
 
 
 @dataclass

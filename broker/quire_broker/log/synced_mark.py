@@ -12,7 +12,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from quire_broker.ports import Disk, DiskFile
+from quire.disk.port import Disk, DiskFile
 
 NAME: Final = "synced"
 _MARK = struct.Struct(">q")

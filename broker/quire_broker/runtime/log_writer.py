@@ -25,8 +25,10 @@ from quire.errors import (
     QuireError,
     StaleEpochError,
 )
+from quire.records.produced import PRODUCIBLE_ATTRIBUTES
 from quire.types import Buffer
 from quire_broker.log.appender import Appended
+from quire_broker.log.config import LogConfig
 from quire_broker.log.log import Log
 from quire_broker.log.sync_plan import Books, SyncPlan
 
@@ -55,6 +57,10 @@ class _Request(NamedTuple):
     answer: asyncio.Future[list[Outcome]]
 
 
+def _nobody() -> None:
+    """Told of progress where nobody wants to know."""
+
+
 class _Written(NamedTuple):
     """A request whose batches are in the file."""
 
@@ -77,7 +83,13 @@ class LogWriter:
         pool: ThreadPoolExecutor,
         now_ms: Callable[[], int],
         waiting_bytes_max: int = WAITING_BYTES_MAX,
+        attributes_allowed: int = PRODUCIBLE_ATTRIBUTES,
+        on_progress: Callable[[], None] = _nobody,
     ) -> None:
+        """`on_progress` is called when something was written or synced, or the log went offline.
+
+        That is in the same turn of the loop in which those who wait are answered, so before they hear of it.
+        """
         self._log = log
         self._pool = pool
         self._now_ms = now_ms
@@ -85,6 +97,8 @@ class LogWriter:
         self._waiting_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._flush = log.config.flush
+        self._attributes_allowed = attributes_allowed
+        self._on_progress = on_progress
         self._queue: list[_Request] = []
         self._unsynced: deque[_Written] = deque()
         self._exclusive: deque[Callable[[], None]] = deque()
@@ -104,10 +118,23 @@ class LogWriter:
         """Of batches that came and are not answered yet."""
         return self._waiting_bytes
 
-    async def append(self, batches: Sequence[Buffer], *, epoch: int) -> list[Outcome]:
+    @property
+    def is_waiting(self) -> bool:
+        """Exclusive operations have not had their turn yet: what is written now is written before them."""
+        return bool(self._exclusive)
+
+    def now_ms(self) -> int:
+        return self._now_ms()
+
+    @property
+    def counted_offset(self) -> int:
+        """Everything below counts as written, as the flush policy demands."""
+        return self._log.synced_offset if self._flush.kind == "fsync" else self._log.end_offset
+
+    def submit(self, batches: Sequence[Buffer], *, epoch: int) -> asyncio.Future[list[Outcome]]:
         """Write batches as the leader of `epoch`, and answer as the log's flush policy says. One outcome a batch.
 
-        To be cancelled while waiting does not take anything back.
+        They are written in the order of these calls. To cancel the answer does not take anything back.
         """
         size_bytes = sum(map(len, batches))
         self._require_open()
@@ -124,7 +151,34 @@ class LogWriter:
             self._loop.call_soon(self._write_queued)
         answer: asyncio.Future[list[Outcome]] = self._loop.create_future()
         self._queue.append(_Request(batches, size_bytes, epoch, answer))
-        return await answer
+        return answer
+
+    async def append(self, batches: Sequence[Buffer], *, epoch: int) -> list[Outcome]:
+        """The same, and wait for the answer."""
+        return await self.submit(batches, epoch=epoch)
+
+    def append_stored(self, data: Buffer) -> int:
+        """Write batches that a leader has stored, offsets as they are, and return the new end; a sync follows.
+
+        Those of a new leader epoch are refused: `exclusively` begins it first.
+        """
+        self._require_open()
+        try:
+            return self._log.append_stored(data, now_ms=self._now_ms())
+        finally:
+            # Also where it failed: some may have been written, and are to be synced.
+            self._on_progress()
+            self._go_on()
+
+    def configure(self, config: LogConfig) -> None:
+        """Go on with other settings. What waits for a sync under the old ones still gets it."""
+        self._log.configure(config)
+        self._flush = config.flush
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._overdue = self._overdue or self._log.synced_offset < self._log.end_offset
+        self._go_on()
 
     async def exclusively(self, work: Callable[[Log], T]) -> T:
         """Run an exclusive operation of the log after everything that came before it, while no sync is in flight."""
@@ -146,6 +200,7 @@ class LogWriter:
                 if self._log.cuts != cuts:
                     # Their offsets will belong to others: a later sync must not answer them.
                     self._fail_all(StaleEpochError(f"{self._log.directory} was truncated"))
+                self._on_progress()
 
         self._require_open()
         self._write_queued()
@@ -210,7 +265,9 @@ class LogWriter:
     def _write(self, requests: Sequence[_Request], epoch: int) -> None:
         batches = [batch for request in requests for batch in request.batches]
         try:
-            outcomes = self._log.append(batches, epoch=epoch, now_ms=self._now_ms())
+            outcomes = self._log.append(
+                batches, epoch=epoch, now_ms=self._now_ms(), attributes_allowed=self._attributes_allowed
+            )
         except BaseException as error:
             for request in requests:
                 self._answer(request, error)
@@ -230,6 +287,8 @@ class LogWriter:
                 self._unsynced.append(written)
             else:
                 self._answer_written(written)
+        # After the answers: those behind a sync are to leave first, and nobody reads what was just written sooner.
+        self._on_progress()
 
     def _go_on(self) -> None:
         """Do what comes next: operations that wait for the log to be idle, then the next sync."""
@@ -269,12 +328,14 @@ class LogWriter:
         books = self._log.finish_sync(plan)
         if books is not None:
             self._run_aside(books.run, partial(self._finish_books, books))
+        self._on_progress()
         self._answer_synced(plan.error)
         self._note_idle()
         self._go_on()
 
     def _finish_books(self, books: Books) -> None:
         self._log.finish_books(books)
+        self._on_progress()
         self._answer_synced(books.error)
         self._note_idle()
         self._go_on()

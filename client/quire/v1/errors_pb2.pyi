@@ -3,16 +3,19 @@
 isort:skip_file
 The reasons for which a call is refused or fails."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 10):
-    from typing import TypeAlias as _TypeAlias
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    from typing_extensions import TypeAlias as _TypeAlias
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -72,6 +75,46 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """Two nodes do not talk to each other."""
     ERROR_REASON_LINK_BUSY: _ErrorReason.ValueType  # 24
     """More is waiting to be sent to a peer than may wait."""
+    ERROR_REASON_TOPIC_ALREADY_EXISTS: _ErrorReason.ValueType  # 25
+    """The tenant has a topic of that name."""
+    ERROR_REASON_UNKNOWN_TOPIC: _ErrorReason.ValueType  # 26
+    """There is no topic of that name or id."""
+    ERROR_REASON_UNKNOWN_PARTITION: _ErrorReason.ValueType  # 27
+    """The topic has no such partition."""
+    ERROR_REASON_INVALID_TOPIC_NAME: _ErrorReason.ValueType  # 28
+    """The name cannot be a topic's."""
+    ERROR_REASON_NOT_ENOUGH_BROKERS: _ErrorReason.ValueType  # 29
+    """Fewer brokers can take replicas than are asked for."""
+    ERROR_REASON_UNKNOWN_BROKER: _ErrorReason.ValueType  # 30
+    """No broker with that id is registered."""
+    ERROR_REASON_STALE_BROKER_EPOCH: _ErrorReason.ValueType  # 31
+    """The broker has registered anew since."""
+    ERROR_REASON_BROKER_FENCED: _ErrorReason.ValueType  # 32
+    """The broker is shut out, or not ready yet."""
+    ERROR_REASON_BROKER_NOT_EMPTY: _ErrorReason.ValueType  # 33
+    """The broker still has replicas."""
+    ERROR_REASON_STALE_PARTITION_EPOCH: _ErrorReason.ValueType  # 34
+    """The partition has changed since it was looked at."""
+    ERROR_REASON_NO_ELIGIBLE_LEADER: _ErrorReason.ValueType  # 35
+    """Nobody can lead the partition without losing records."""
+    ERROR_REASON_REASSIGNMENT_IN_PROGRESS: _ErrorReason.ValueType  # 36
+    """The partition's replicas are being moved."""
+    ERROR_REASON_NO_REASSIGNMENT_IN_PROGRESS: _ErrorReason.ValueType  # 37
+    """The partition's replicas are not being moved."""
+    ERROR_REASON_LIMIT_EXCEEDED: _ErrorReason.ValueType  # 38
+    """There would be more of something than there may be."""
+    ERROR_REASON_UNSUPPORTED_FEATURE: _ErrorReason.ValueType  # 39
+    """Not every node can do that yet."""
+    ERROR_REASON_CLUSTER_ID_MISMATCH: _ErrorReason.ValueType  # 40
+    """The node, or its data, belongs to another cluster."""
+    ERROR_REASON_NOT_CONTROLLER: _ErrorReason.ValueType  # 41
+    """The controller does not lead, or no longer."""
+    ERROR_REASON_DUPLICATE_COMMAND: _ErrorReason.ValueType  # 42
+    """The command may have been carried out before, too long ago to say with what result."""
+    ERROR_REASON_NOT_LEADER: _ErrorReason.ValueType  # 43
+    """The broker does not lead the partition."""
+    ERROR_REASON_NOT_ENOUGH_REPLICAS: _ErrorReason.ValueType  # 44
+    """Fewer replicas are in sync than the topic demands."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """A failed call carries google.rpc.ErrorInfo in its status details, with domain "quire" and one of these as reason,
@@ -129,4 +172,106 @@ ERROR_REASON_PEER_REFUSED: ErrorReason.ValueType  # 23
 """Two nodes do not talk to each other."""
 ERROR_REASON_LINK_BUSY: ErrorReason.ValueType  # 24
 """More is waiting to be sent to a peer than may wait."""
+ERROR_REASON_TOPIC_ALREADY_EXISTS: ErrorReason.ValueType  # 25
+"""The tenant has a topic of that name."""
+ERROR_REASON_UNKNOWN_TOPIC: ErrorReason.ValueType  # 26
+"""There is no topic of that name or id."""
+ERROR_REASON_UNKNOWN_PARTITION: ErrorReason.ValueType  # 27
+"""The topic has no such partition."""
+ERROR_REASON_INVALID_TOPIC_NAME: ErrorReason.ValueType  # 28
+"""The name cannot be a topic's."""
+ERROR_REASON_NOT_ENOUGH_BROKERS: ErrorReason.ValueType  # 29
+"""Fewer brokers can take replicas than are asked for."""
+ERROR_REASON_UNKNOWN_BROKER: ErrorReason.ValueType  # 30
+"""No broker with that id is registered."""
+ERROR_REASON_STALE_BROKER_EPOCH: ErrorReason.ValueType  # 31
+"""The broker has registered anew since."""
+ERROR_REASON_BROKER_FENCED: ErrorReason.ValueType  # 32
+"""The broker is shut out, or not ready yet."""
+ERROR_REASON_BROKER_NOT_EMPTY: ErrorReason.ValueType  # 33
+"""The broker still has replicas."""
+ERROR_REASON_STALE_PARTITION_EPOCH: ErrorReason.ValueType  # 34
+"""The partition has changed since it was looked at."""
+ERROR_REASON_NO_ELIGIBLE_LEADER: ErrorReason.ValueType  # 35
+"""Nobody can lead the partition without losing records."""
+ERROR_REASON_REASSIGNMENT_IN_PROGRESS: ErrorReason.ValueType  # 36
+"""The partition's replicas are being moved."""
+ERROR_REASON_NO_REASSIGNMENT_IN_PROGRESS: ErrorReason.ValueType  # 37
+"""The partition's replicas are not being moved."""
+ERROR_REASON_LIMIT_EXCEEDED: ErrorReason.ValueType  # 38
+"""There would be more of something than there may be."""
+ERROR_REASON_UNSUPPORTED_FEATURE: ErrorReason.ValueType  # 39
+"""Not every node can do that yet."""
+ERROR_REASON_CLUSTER_ID_MISMATCH: ErrorReason.ValueType  # 40
+"""The node, or its data, belongs to another cluster."""
+ERROR_REASON_NOT_CONTROLLER: ErrorReason.ValueType  # 41
+"""The controller does not lead, or no longer."""
+ERROR_REASON_DUPLICATE_COMMAND: ErrorReason.ValueType  # 42
+"""The command may have been carried out before, too long ago to say with what result."""
+ERROR_REASON_NOT_LEADER: ErrorReason.ValueType  # 43
+"""The broker does not lead the partition."""
+ERROR_REASON_NOT_ENOUGH_REPLICAS: ErrorReason.ValueType  # 44
+"""Fewer replicas are in sync than the topic demands."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
+
+@_typing.final
+class Refusal(_message.Message):
+    """An error that concerns a part of an answer: what a failed call says in its trailers, as a message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class DetailsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    DETAILS_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """The reason, as ErrorReason without its prefix; one that this version lacks, from a newer server."""
+    message: _builtins.str
+    """The reason, for people."""
+    retry_after_ms: _builtins.int
+    """Milliseconds to wait before the next try, where the server asks for that."""
+    status: _builtins.int
+    """The gRPC status that a call of its own would end with."""
+    @_builtins.property
+    def details(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Details."""
+
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        details: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        retry_after_ms: _builtins.int | None = ...,
+        status: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_after_ms", b"_retry_after_ms", "retry_after_ms", b"retry_after_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_after_ms", b"_retry_after_ms", "details", b"details", "message", b"message", "reason", b"reason", "retry_after_ms", b"retry_after_ms", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__retry_after_ms: _TypeAlias = _typing.Literal["retry_after_ms"]  # noqa: Y015
+    _WhichOneofArgType__retry_after_ms: _TypeAlias = _typing.Literal["_retry_after_ms", b"_retry_after_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_after_ms) -> _WhichOneofReturnType__retry_after_ms | None: ...
+
+Global___Refusal: _TypeAlias = Refusal  # noqa: Y015

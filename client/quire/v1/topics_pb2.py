@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15quire/v1/topics.proto\x12\x08quire.v1\"5\n\x0eTopicPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15quire/v1/topics.proto\x12\x08quire.v1\"5\n\x0eTopicPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\"5\n\x08TopicRef\x12\x0e\n\x04name\x18\x01 \x01(\tH\x00\x12\x12\n\x08topic_id\x18\x02 \x01(\x0cH\x00\x42\x05\n\x03refb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,4 +33,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TOPICPARTITION']._serialized_start=35
   _globals['_TOPICPARTITION']._serialized_end=88
+  _globals['_TOPICREF']._serialized_start=90
+  _globals['_TOPICREF']._serialized_end=143
 # @@protoc_insertion_point(module_scope)

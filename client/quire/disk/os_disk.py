@@ -148,6 +148,15 @@ class OsDisk:
         with _translated("remove", path):
             os.unlink(path)
 
+    def remove_dir(self, directory: str) -> None:
+        with _translated("remove directory", directory):
+            os.rmdir(directory)
+
+    def free_bytes(self, directory: str) -> int:
+        with _translated("look at the room of", directory):
+            found = os.statvfs(directory)
+        return found.f_bavail * found.f_frsize
+
     def sync_dir(self, directory: str) -> None:
         with _translated("open", directory):
             fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

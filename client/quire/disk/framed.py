@@ -11,9 +11,9 @@ from typing import Final
 
 from crc32c import crc32c
 
+from quire.disk.port import Disk
 from quire.errors import DamagedFileError, DiskFullError
 from quire.types import Buffer
-from quire_broker.ports import Disk
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from typing import NoReturn
 
+from quire.disk.os_disk import OsDisk, OsFile
 from quire.errors import DiskIoError, invariant
-from quire_broker.adapters.os_disk import OsDisk, OsFile
 
 
 class ReadOnlyDisk(OsDisk):
@@ -28,6 +28,9 @@ class ReadOnlyDisk(OsDisk):
 
     def remove(self, path: str) -> None:
         _refuse(path)
+
+    def remove_dir(self, directory: str) -> None:
+        _refuse(directory)
 
     def sync_dir(self, directory: str) -> None:
         _refuse(directory)

@@ -192,6 +192,16 @@ class SimDisk:
         if dying:
             raise SimulatedCrash(f"remove {path}")
 
+    def remove_dir(self, directory: str) -> None:
+        self._check()
+        if directory not in self._directories or self.names(directory):
+            raise DiskIoError(f"cannot remove {directory}: not an empty directory", path=directory)
+        self._directories.discard(directory)
+
+    def free_bytes(self, directory: str) -> int:
+        self._check()
+        return self.room()
+
     def sync_dir(self, directory: str) -> None:
         self._check()
         if directory not in self._directories:
@@ -283,6 +293,8 @@ class SimDisk:
             self._seen = nodes
             self._kept = dict(nodes)
             self._pending = []
+        for path in self._seen:
+            self.make_dirs(posixpath.dirname(path))  # removed, and back with the files that are back
 
     def _check(self) -> None:
         if self.dead:
