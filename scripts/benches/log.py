@@ -19,8 +19,8 @@ from pathlib import Path
 import uvloop
 from crc32c import crc32c
 
+from quire.disk.os_disk import OsDisk
 from quire.records import encode_columns
-from quire_broker.adapters.os_disk import OsDisk
 from quire_broker.log.checkpoint import Checkpoint
 from quire_broker.log.config import FlushPolicy, LogConfig
 from quire_broker.log.log import Log

@@ -8,10 +8,10 @@ from typing import Final
 
 import pytest
 
+from quire.disk.os_disk import OsDisk
+from quire.disk.port import Disk, DiskFile
+from quire.disk.sim_disk import SimDisk
 from quire.errors import DiskIoError
-from quire_broker.adapters.os_disk import OsDisk
-from quire_broker.adapters.sim_disk import SimDisk
-from quire_broker.ports import Disk, DiskFile
 
 MANY: Final = 3 * os.sysconf("SC_IOV_MAX") + 1
 
@@ -247,3 +247,18 @@ def test_a_removed_file_is_gone_but_for_who_has_it_open(place: Place) -> None:
     assert not place.disk.exists(place.path("a"))
     assert file.read(0, 3) == b"abc"
     assert place.make("a").size() == 0
+
+
+def test_an_empty_directory_can_be_removed_and_no_other(place: Place) -> None:
+    place.disk.make_dirs(place.path("x/y"))
+    place.make("a")
+    for path in ("x", "a", "missing"):
+        with pytest.raises(DiskIoError):
+            place.disk.remove_dir(place.path(path))
+    place.disk.remove_dir(place.path("x/y"))
+    place.disk.remove_dir(place.path("x"))
+    assert place.disk.names(place.root) == ["a"]
+
+
+def test_there_is_room(place: Place) -> None:
+    assert place.disk.free_bytes(place.root) > 0

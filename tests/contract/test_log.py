@@ -9,6 +9,9 @@ from typing import Any, Final
 
 import pytest
 
+from quire.disk.os_disk import OsDisk
+from quire.disk.port import Disk
+from quire.disk.sim_disk import SimDisk
 from quire.errors import (
     BatchTooLargeError,
     ChecksumMismatchError,
@@ -23,12 +26,9 @@ from quire.errors import (
     UnsupportedBatchError,
 )
 from quire.records import BatchHeader, iter_batches, pack_batch, parse_header
-from quire_broker.adapters.os_disk import OsDisk
-from quire_broker.adapters.sim_disk import SimDisk
 from quire_broker.log.appender import Appended
 from quire_broker.log.config import LogConfig
 from quire_broker.log.log import Log
-from quire_broker.ports import Disk
 from tests.unit.log_crafting import (
     NOW_MS,
     append,
@@ -803,3 +803,64 @@ def test_sidecars_follow_a_truncation(place: Place) -> None:
     assert marked(log) == {0: [*range(10)], 10: [10, 11, 12]}
     log.close()
     assert marked(place.open(sidecars=(MarkerKind(),))) == {0: [*range(10)], 10: [10, 11, 12]}
+
+
+# --- mending ------------------------------------------------------------------------------------------------------
+
+
+def damage(place: Place, offset: int) -> None:
+    """Flip a bit in the value of a batch that `fill` has made."""
+    file = place.disk.open(f"{place.root}/log/{offset // 10 * 10:020d}.log")
+    position = offset % 10 * BATCH_BYTES + 80
+    file.write(position, [bytes([file.read(position, 1)[0] ^ 1])])
+    file.close()
+
+
+def test_a_damaged_batch_is_mended_with_a_copy_of_it(place: Place) -> None:
+    log, replica = place.open(), place.open("replica")
+    fill(log, 35)
+    replica.append_stored(stored(log), now_ms=NOW_MS)
+    log.sync()
+    for offset in (4, 13, 17, 34):
+        damage(place, offset)
+    assert len(values(log)) == 31
+    for first, end in log.quarantined:
+        copy = stored(replica, first=first, end=end)
+        assert log.mend(copy, now_ms=NOW_MS) == end
+    for opened in (log, place.open()):
+        assert opened.quarantined == []
+        assert values(opened) == numbered(0, 35)
+    assert place.files() == place.files("replica")
+
+
+@pytest.mark.parametrize("portion", [1, 7, 35])
+def test_lost_segments_are_mended_in_portions(place: Place, portion: int) -> None:
+    log, replica = place.open(), place.open("replica")
+    fill(log, 35)
+    replica.append_stored(stored(log), now_ms=NOW_MS)
+    log.close()
+    for base in (0, 10, 30):
+        place.disk.remove(f"{place.root}/log/{base:020d}.log")
+    log = place.open()
+    assert log.quarantined == [(0, 20), (30, 35)]
+    while log.quarantined:
+        first, end = log.quarantined[0]
+        log.mend(stored(replica, first=first, end=min(end, first + portion)), now_ms=NOW_MS)
+    log.close()
+    assert values(place.open()) == numbered(0, 35)
+    assert {name: data for name, data in place.files().items() if data} == place.files("replica")
+
+
+def test_time_lookups_and_sidecars_see_what_was_mended(place: Place) -> None:
+    log = place.open(sidecars=(MarkerKind(),))
+    fill(log, 25)
+    copy = stored(log, first=13, end=14)
+    log.sync()
+    damage(place, 13)
+    assert 13 not in values(log)
+    assert log.find_time(NOW_MS + 13) == (NOW_MS + 14, 14)
+    assert marked(log)[10] == [10, 11, 12, *range(14, 20)]
+    log.mend(copy, now_ms=NOW_MS)
+    for opened in (log, place.open(sidecars=(MarkerKind(),))):
+        assert opened.find_time(NOW_MS + 13) == (NOW_MS + 13, 13)
+        assert marked(opened) == MARKED

@@ -6,9 +6,9 @@ import posixpath
 from collections import Counter
 from collections.abc import Sequence
 
+from quire.disk.os_disk import OsDisk
+from quire.disk.port import DiskFile
 from quire.types import Buffer
-from quire_broker.adapters.os_disk import OsDisk
-from quire_broker.ports import DiskFile
 
 
 class CountingFile:

@@ -10,7 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from quire_broker.adapters.os_disk import OsDisk
+from quire.disk.os_disk import OsDisk
 from quire_broker.log.config import LogConfig
 from quire_broker.log.log import Log
 from tests.unit.log_crafting import NOW_MS, append, batch

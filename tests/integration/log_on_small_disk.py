@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from quire.disk.os_disk import OsDisk
 from quire.errors import DiskFullError
-from quire_broker.adapters.os_disk import OsDisk
 from quire_broker.log.appender import Appended
 from quire_broker.log.config import LogConfig
 from quire_broker.log.log import Log

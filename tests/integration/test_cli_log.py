@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import pytest
 
+from quire.disk.os_disk import OsDisk
+from quire.disk.read_only_disk import ReadOnlyDisk
 from quire.records import BatchBuilder, Codec, Lane, encode_columns
-from quire_broker.adapters.os_disk import OsDisk
-from quire_broker.adapters.read_only_disk import ReadOnlyDisk
 from quire_broker.cli.log_picture import steadily, take
 from quire_broker.cli.log_stat import stat
 from quire_broker.cli.log_verify import verify_steadily

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from quire_broker.adapters.os_disk import OsDisk
+from quire.disk.os_disk import OsDisk
 from quire_broker.log.config import LogConfig
 from quire_broker.log.log import Log
 from tests.integration.counting_disk import CountingDisk

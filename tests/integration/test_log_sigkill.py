@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from quire_broker.adapters.os_disk import OsDisk
+from quire.disk.os_disk import OsDisk
 from quire_broker.log.log import Log
 from tests.integration.log_appender import CONFIG, expected_value
 from tests.unit.log_crafting import NOW_MS, values

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.disk.os_disk import OsDisk, OsFile
 from quire.errors import (
     ChecksumMismatchError,
     DiskIoError,
@@ -22,7 +23,6 @@ from quire.errors import (
 )
 from quire.records import encode_columns
 from quire.types import Buffer
-from quire_broker.adapters.os_disk import OsDisk, OsFile
 from quire_broker.log.config import FlushPolicy, LogConfig
 from quire_broker.log.log import Log
 from quire_broker.runtime.log_writer import LogWriter, Stored

@@ -17,15 +17,16 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from quire.disk.sim_disk import SimDisk, SimulatedCrash
 from quire.errors import (
     DamagedRangeError,
     DiskFullError,
     DiskIoError,
+    InvalidArgumentError,
     LogOfflineError,
     OutOfOrderSequenceError,
 )
 from quire.records import encode_columns, make_prefix, parse_header
-from quire_broker.adapters.sim_disk import SimDisk, SimulatedCrash
 from quire_broker.log.appender import Appended
 from quire_broker.log.config import LogConfig
 from quire_broker.log.log import Log
@@ -59,6 +60,8 @@ class Entry:
     producer: tuple[int, int, int] | None
     """(producer id, epoch, first sequence)."""
     flipped: bool = False
+    rewritten: bool = False
+    """A mending cut short may have put it right since it was flipped."""
 
 
 class LogMachine(RuleBasedStateMachine):
@@ -80,7 +83,7 @@ class LogMachine(RuleBasedStateMachine):
         self.flipped: list[int] = []
         self.forgetful = False
         self.mark_flipped = False
-        self.may_end_at: int | None = None
+        self.may_end_at: set[int] = set()
         """Where a truncation under way would leave the end."""
         self.may_start_at: int | None = None
         """How far a removal under way may move the start."""
@@ -225,15 +228,15 @@ class LogMachine(RuleBasedStateMachine):
             new_end = min(new_end, lost[0].first_offset)
             kept = [e for e in kept if e.end_offset <= new_end]
         before = self.synced
-        self.may_end_at = new_end
         readable = [e for e in kept if not (e.flipped or self._is_lost(e))]
+        # Damage that the truncation itself finds goes whole.
+        self.may_end_at = {new_end, *(e.base_offset for e in kept if e not in readable)}
         end = self._run(lambda: self.log.truncate(target))
         if end is None:
             if self.log.offline is None:
-                self.may_end_at = None
+                self.may_end_at = set()
             return
-        self.may_end_at = None
-        # Damage that the truncation itself finds goes whole.
+        self.may_end_at = set()
         assert end <= new_end
         assert end == new_end or self.flips
         assert all(e.end_offset <= end for e in readable)
@@ -280,6 +283,40 @@ class LogMachine(RuleBasedStateMachine):
             assert self.log.start_offset <= max(self.start, self.synced)
             self._moved_start()
 
+    @precondition(lambda self: self.plan is None and self.books is None and self.flips and self.log.offline is None)
+    @rule(which=st.integers(0, 9), count=st.integers(1, 8), look=st.booleans())
+    def mend(self, which: int, count: int, look: bool) -> None:
+        """As a replica that was sent what another one has of a damaged range."""
+        if look:
+            self._check_everything()
+        before = self.log.quarantined
+        if not before:
+            return
+        damaged = before[which % len(before)]
+        first = damaged.first_offset if which % 2 else max(damaged.first_offset, self.start)
+        copies = [e for e in self.entries if first < e.end_offset <= damaged.end_offset][:count]
+        if not copies:
+            return
+        for entry in copies:
+            entry.rewritten = True
+        data = b"".join(entry.data for entry in copies)
+        try:
+            end = self._run(lambda: self.log.mend(data, now_ms=self.now_ms))
+        except InvalidArgumentError:
+            # More turned out to be damaged, or nothing before or behind the copies tells where they begin.
+            behind_damage = any(lost.end_offset == first for lost in before) or damaged.first_offset < self.start
+            assert behind_damage or self.log.quarantined != before
+            return
+        if end is None:
+            return
+        assert end == copies[-1].end_offset
+        self.synced = self.log.synced_offset
+        assert self.synced == self.end
+        for entry in copies:
+            entry.flipped = False
+            assert not self._is_lost(entry)
+        self._check_read(max(copies[0].base_offset, self.start), 1)
+
     @rule(share=st.floats(0, 1), bytes_max=st.sampled_from([1, 700, 1_000_000]))
     def read(self, share: float, bytes_max: int) -> None:
         offset = self.start + int((self.end - self.start) * share)
@@ -293,19 +330,20 @@ class LogMachine(RuleBasedStateMachine):
                 self.log.find_time(timestamp_ms)
             return
         found = self.log.find_time(timestamp_ms)
-        wanted = [
+        late = [
             e
             for e in self.entries
-            if e.timestamp_ms >= timestamp_ms and e.end_offset > self.start and not (e.flipped or self._is_lost(e))
+            if e.timestamp_ms >= timestamp_ms and e.end_offset > self.start and not self._is_lost(e)
         ]
+        wanted = [e for e in late if not e.flipped]
         if found is None:
             assert not wanted
         else:
-            assert wanted
-            assert (found.timestamp_ms, found.offset) == (
-                wanted[0].timestamp_ms,
-                max(wanted[0].base_offset, self.start),
-            )
+            # The first one, or one before it that a mending may have put right.
+            places = {(e.timestamp_ms, max(e.base_offset, self.start)) for e in late if e.rewritten and e.flipped}
+            places |= {(e.timestamp_ms, max(e.base_offset, self.start)) for e in wanted[:1]}
+            assert (found.timestamp_ms, found.offset) in places
+            assert not wanted or found.offset <= max(wanted[0].base_offset, self.start)
 
     # -- what goes wrong -------------------------------------------------------------------------------------------
 
@@ -381,7 +419,7 @@ class LogMachine(RuleBasedStateMachine):
             path, position = where
             inside = range(len(entry.data)) if field is None else field
             self.disk.flip(path, position + inside[int(at * 7919) % len(inside)], bit)
-            entry.flipped = self.flips = True
+            entry.flipped, entry.rewritten, self.flips = True, False, True
             self.flipped.append(entry.base_offset)
             return
         paths = [f"{DIRECTORY}/{name}" for name in self.disk.names(DIRECTORY) if name.endswith(kind)]
@@ -493,12 +531,12 @@ class LogMachine(RuleBasedStateMachine):
         """Whether the log that was opened is one that may have come from the one before."""
         start, end = self.log.start_offset, self.log.end_offset
         may_end_at, may_start_at, may_reset_to = self.may_end_at, self.may_start_at, self.may_reset_to
-        self.may_end_at = self.may_start_at = self.may_reset_to = None
+        self.may_end_at, self.may_start_at, self.may_reset_to = set(), None, None
         if start == end == may_reset_to:
             self._empty(start)
             return
-        if may_end_at is not None and end == may_end_at:
-            floor = min(floor, may_end_at)
+        if end in may_end_at:
+            floor = min(floor, end)
             assert start in (self.start, min(self.start, end))
         elif may_start_at is not None:
             assert self.start <= start <= max(self.start, may_start_at)
@@ -546,7 +584,7 @@ class LogMachine(RuleBasedStateMachine):
         expected = b""
         first = at
         while len(expected) < len(batches.data):
-            assert not self.entries[at].flipped, "a damaged batch was returned"
+            assert not self.entries[at].flipped or self.entries[at].rewritten, "a damaged batch was returned"
             expected += self.entries[at].data
             at += 1
         assert batches.data == expected

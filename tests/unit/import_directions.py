@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-CORES: Final = frozenset({"log", "replica", "group", "queue", "txn"})
+CORES: Final = frozenset({"log", "replica", "group", "queue", "txn", "state"})
 
 LAYERS: Final[dict[str, frozenset[str]]] = {
     # Of a server package's folders and top-level modules, which may import which others of the same package.
@@ -17,20 +17,24 @@ LAYERS: Final[dict[str, frozenset[str]]] = {
     **{core: CORES | {"ports"} for core in CORES},
     "adapters": frozenset({"ports"}),
     "raft": frozenset({"ports"}),
-    "runtime": CORES | {"ports"},
-    "service": CORES | {"ports", "runtime"},
-    "app": CORES | {"ports", "runtime", "service", "adapters", "raft"},
-    "cli": CORES | {"ports", "runtime", "service", "adapters", "raft", "app"},
+    "config": frozenset(),
+    "runtime": CORES | {"ports", "raft", "config"},
+    "service": CORES | {"ports", "runtime", "config"},
+    "app": CORES | {"ports", "runtime", "service", "adapters", "raft", "config"},
+    "cli": CORES | {"ports", "runtime", "service", "adapters", "raft", "config", "app"},
+    "__main__": frozenset({"config", "app", "cli"}),
 }
 
 SERVERS: Final = ("quire_broker", "quire_controller")
 NOT_FOR_CLIENTS: Final = (*SERVERS, "quire_spark")
 
-BASE: Final = ("quire.records", "quire.types", "quire.errors")
+BASE: Final = ("quire.records", "quire.types", "quire.errors", "quire.lease", "quire.disk.port", "quire.disk.framed")
 """What the cores stand on: as pure as they are, and all that they may use of the client package."""
 
 PURE_LINK: Final = tuple(f"quire.link.{name}" for name in ("frames", "handshake", "liveness", "backoff"))
-"""The part of the peer link that decides. It reads messages, so unlike the base it may use the stubs."""
+"""The part of the peer link that decides."""
+WITH_STUBS: Final = (*PURE_LINK, "quire_controller.state", "quire_broker.state")
+"""Pure code that reads and writes messages, so unlike the base it may use the stubs."""
 
 IMPURE: Final = (
     *("asyncio", "concurrent", "grpc", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select"),
@@ -46,7 +50,12 @@ ONLY_IN: Final = {
     "pysyncobj": "quire_controller.raft",
     "google.rpc": "quire.rpc_errors",
     "cryptography": "quire.link.certs",
+    "structlog": "quire.process.logs",
 }
+
+FOR_SERVERS: Final = ("quire.config", "quire.process")
+"""The part of the client package that is for server processes. The rest uses neither this nor what it needs."""
+SERVER_LIBRARIES: Final = ("prometheus_client", "uvloop")
 
 
 @dataclass(frozen=True)
@@ -120,10 +129,14 @@ def _dynamic_import(call: ast.Call) -> str | None:
 def _complaints(module: str, imported: str) -> Iterator[str]:
     if _within(module, "quire") and _within(imported, *NOT_FOR_CLIENTS):
         yield f"imports {imported}, and the client imports no server"
+    if _within(module, "quire") and not _within(module, *FOR_SERVERS):
+        for part in (*FOR_SERVERS, *SERVER_LIBRARIES):
+            if _within(imported, part):
+                yield f"imports {imported}, which is for servers"
     if _is_pure(module):
         if _within(imported, *IMPURE) and not _within(imported, *PURE_PARTS):
             yield f"imports {imported}, and is to be pure"
-        allowed = (*BASE, *PURE_LINK, "quire.v1") if _within(module, *PURE_LINK) else BASE
+        allowed = (*BASE, *PURE_LINK, "quire.v1") if _within(module, *WITH_STUBS) else BASE
         if _within(imported, "quire") and not _within(imported, *allowed):
             yield f"imports {imported}, and may use only {', '.join(allowed)} of the client package"
     for library, home in ONLY_IN.items():

@@ -84,6 +84,12 @@ def test_no_cycle_among_the_layers() -> None:
         ("quire_broker.runtime.loop", "import pysyncobj.transport", "only quire_controller.raft does"),
         ("quire.link.tls", "from cryptography import x509", "only quire.link.certs does"),
         ("quire_broker.service.errors", "from google.rpc import status_pb2", "only quire.rpc_errors does"),
+        ("quire_broker.runtime.loop", "import structlog", "only quire.process.logs does"),
+        # what is for servers
+        ("quire.producer", "from quire.process import logs", "is for servers"),
+        ("quire.producer", "from quire.config import load", "is for servers"),
+        ("quire.cli", "import uvloop", "is for servers"),
+        ("quire.link.session", "from prometheus_client import Counter", "is for servers"),
     ],
 )
 def test_planted_import_is_found(module: str, source: str, complaint: str) -> None:
@@ -111,6 +117,8 @@ def test_planted_import_is_found(module: str, source: str, complaint: str) -> No
         ("quire_broker.app", "from quire_broker.adapters.os_disk import OsDisk"),
         ("quire_broker.cli.log", "from quire_broker.adapters.os_disk import OsDisk\nfrom quire.cli import x"),
         ("quire_controller.raft.node", "import pysyncobj, asyncio"),
+        ("quire_controller.app", "import prometheus_client\nfrom quire.process import logs, sidedoor"),
+        ("quire.process.sidedoor", "import prometheus_client\nfrom quire.config.sections import Config"),
         ("quire_spark.source", "from quire import Consumer"),
         ("quirelike", "import quire_broker"),
     ],

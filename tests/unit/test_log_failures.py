@@ -10,13 +10,13 @@ from typing import Final
 
 import pytest
 
+from quire.disk.os_disk import OsDisk
+from quire.disk.port import DiskFile
+from quire.disk.sim_disk import SimDisk
 from quire.errors import DamagedRangeError, DiskFullError, DiskIoError, LogOfflineError, SyncFailedError
 from quire.records import BatchBuilder
-from quire_broker.adapters.os_disk import OsDisk
-from quire_broker.adapters.sim_disk import SimDisk
 from quire_broker.log.config import LogConfig
 from quire_broker.log.log import Log
-from quire_broker.ports import DiskFile
 from tests.unit.log_crafting import NOW_MS, append, append_one, batch, fill, numbered, producer, values
 
 DIRECTORY: Final = "/log"

@@ -7,13 +7,13 @@ from typing import Final
 
 import pytest
 
+from quire.disk.framed import frame, read_whole, stage, unframe
+from quire.disk.sim_disk import SimDisk, SimulatedCrash
 from quire.errors import DamagedFileError, DiskFullError
 from quire.records import parse_header
-from quire_broker.adapters.sim_disk import SimDisk, SimulatedCrash
 from quire_broker.log import checkpoint as checkpoints
 from quire_broker.log import snapshots, synced_mark
 from quire_broker.log.checkpoint import Checkpoint, Cut
-from quire_broker.log.framed import frame, read_whole, stage, unframe
 from quire_broker.log.producers import Producer, Producers, SentBatch
 from quire_broker.log.synced_mark import SyncedMark
 from tests.unit.log_crafting import NOW_MS, batch, producer

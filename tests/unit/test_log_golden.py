@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from quire_broker.adapters.sim_disk import SimDisk
+from quire.disk.sim_disk import SimDisk
 from quire_broker.log.appender import Appended
 from quire_broker.log.config import LogConfig
 from quire_broker.log.log import Log

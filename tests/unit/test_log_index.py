@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from quire_broker.adapters.sim_disk import SimDisk
-from quire_broker.log.framed import stage
+from quire.disk.framed import stage
+from quire.disk.sim_disk import SimDisk
 from quire_broker.log.index import (
     BEGINNING,
     INDEX_SUFFIX,

@@ -12,6 +12,7 @@ from typing import Final
 
 import pytest
 
+from quire.disk.sim_disk import SimDisk, SimulatedCrash
 from quire.errors import (
     DamagedRangeError,
     DiskFullError,
@@ -20,7 +21,6 @@ from quire.errors import (
     SyncFailedError,
 )
 from quire.records import BatchBuilder, make_prefix, parse_header
-from quire_broker.adapters.sim_disk import SimDisk, SimulatedCrash
 from quire_broker.log.appender import Appended
 from quire_broker.log.config import LogConfig
 from quire_broker.log.log import Log
@@ -308,6 +308,26 @@ def test_one_flipped_bit_costs_one_batch(offset: int, byte: int) -> None:
     assert values(log) == expected
     assert log.quarantined == [OffsetRange(offset, offset + 1)]
     assert damaged_at(log, offset) == (offset, offset + 1)
+
+
+@pytest.mark.parametrize(
+    ("base", "when"), [(0, "running"), (10, "running"), (20, "running"), (0, "opening"), (10, "opening")]
+)
+def test_no_flips_lead_past_the_end_of_a_segment_that_is_known(base: int, when: str) -> None:
+    config = replace(CONFIG, index_interval_bytes=1 << 20)
+    disk = SimDisk()
+    log = Log.open(disk, DIRECTORY, config, now_ms=NOW_MS)
+    fill(log, 30)
+    log.close()
+    log = Log.open(disk, DIRECTORY, config, now_ms=NOW_MS)
+    for offset in range(base + 6, base + 10):  # the last ones, which all claim to be higher by as much
+        flip_batch(disk, offset, byte=6)
+    if when == "opening":
+        disk.remove(segment_path(base).replace(".log", ".index"))
+        log = Log.open(disk, DIRECTORY, config, now_ms=NOW_MS)
+    assert values(log) == {n: value for n, value in numbered(0, 30).items() if not base + 6 <= n < base + 10}
+    assert log.end_offset == 30
+    assert log.quarantined == [OffsetRange(base + 6, base + 10)]
 
 
 def test_quarantine_is_remembered() -> None:

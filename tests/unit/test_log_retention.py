@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire_broker.adapters.sim_disk import SimDisk
+from quire.disk.sim_disk import SimDisk
 from quire_broker.log.config import LogConfig
 from quire_broker.log.index import TIMESTAMP_NONE
 from quire_broker.log.retention import expired_count

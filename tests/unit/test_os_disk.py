@@ -12,9 +12,9 @@ from typing import Final, NoReturn
 
 import pytest
 
+from quire.disk.os_disk import OsDisk, OsFile
 from quire.errors import DiskFullError, DiskIoError, SyncFailedError
 from quire.types import Buffer
-from quire_broker.adapters.os_disk import OsDisk, OsFile
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 
@@ -109,7 +109,7 @@ def test_each_new_directory_is_synced_into_its_parent(tmp_path: Path, monkeypatc
 BEYOND_THE_LIMIT: Final = """
 import resource, signal, sys
 from quire.errors import DiskFullError
-from quire_broker.adapters.os_disk import OsDisk
+from quire.disk.os_disk import OsDisk
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))

@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
+from quire.disk.sim_disk import SECTOR_BYTES, SimDisk, SimFile, SimulatedCrash
 from quire.errors import DiskFullError, DiskIoError, SyncFailedError
-from quire_broker.adapters.sim_disk import SECTOR_BYTES, SimDisk, SimFile, SimulatedCrash
 
 PATH: Final = "/d/file"
 SEEDS: Final = range(60)

@@ -1,0 +1,147 @@
+"""Partitions whose disk does not do what the metadata asks for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from quire.disk.sim_disk import SimDisk
+from quire.records import encode_columns
+from quire.types import Buffer
+from quire.v1 import controller_pb2, metadata_pb2
+from quire_broker.log.place import PartitionKey
+from quire_broker.replica.config import ReplicaConfig
+from quire_broker.replica.effects import Counted, NotFollowing, Proposal, PushReady
+from quire_broker.replica.messages import Message
+from quire_broker.runtime.partition import Partition
+from quire_broker.runtime.partitions import Partitions
+from quire_broker.runtime.replica import Replica
+from quire_broker.runtime.replica_wire import Piece
+from quire_broker.state.image import MetadataImage
+
+TOPIC_ID = b"t" * 16
+KEY = PartitionKey(TOPIC_ID, 0)
+Record = metadata_pb2.MetadataRecord
+
+
+class Alone:
+    """An exchange without a way to anybody."""
+
+    def __init__(self) -> None:
+        self.handed_over: list[int] = []
+
+    def send(self, to: int, key: PartitionKey, message: Message | Piece, data: Buffer = b"") -> None: ...
+
+    def link_to(self, broker_id: int) -> bytes | None:
+        return None
+
+    def push_ready(self, to: int, replica: Replica, effect: PushReady) -> None: ...
+
+    def counted(self, replica: Replica, effect: Counted) -> None: ...
+
+    def not_following(self, replica: Replica, effect: NotFollowing) -> None: ...
+
+    def forget(self, replica: Replica) -> None: ...
+
+    def propose(self, replica: Replica, proposal: Proposal) -> None: ...
+
+    def hand_over(self, replica: Replica, to: int) -> None:
+        self.handed_over.append(to)
+
+
+@dataclass
+class Broker:
+    """Broker 1 of three, and what it knows of a partition."""
+
+    disk: SimDisk
+    image: MetadataImage
+    partitions: Partitions
+    exchange: Alone
+
+    def tell(self, *, leader: int, epoch: int, replicas: tuple[int, ...] = (1, 2, 3)) -> None:
+        """The metadata is now so."""
+        partition = metadata_pb2.Partition(
+            topic_id=TOPIC_ID,
+            replicas=replicas,
+            isr=replicas,
+            leader=leader,
+            leader_epoch=epoch,
+            partition_epoch=epoch,
+        )
+        records = [
+            Record(topic=metadata_pb2.Topic(topic_id=TOPIC_ID, tenant="default", name="orders", partition_count=1)),
+            Record(partition=partition),
+        ]
+        for number in (1, 2, 3):
+            broker = metadata_pb2.Broker(broker_id=number, broker_epoch=1, node_id=f"b{number}", fenced=number == 2)
+            records.append(Record(broker=broker))
+        part = metadata_pb2.MetadataSnapshot(version=self.image.version + 1, records=records, first=True, last=True)
+        changes = self.image.apply(controller_pb2.WatchMetadataResponse(snapshot=part))
+        assert changes is not None
+        self.partitions.on_changes(changes)
+
+    @property
+    def partition(self) -> Partition | None:
+        return next(iter(self.partitions), None)
+
+
+@asynccontextmanager
+async def broker() -> AsyncIterator[Broker]:
+    disk, image, exchange = SimDisk(), MetadataImage(), Alone()
+    disk.make_dirs("/broker")
+    with ThreadPoolExecutor(1) as pool:
+        partitions = Partitions(
+            image,
+            broker_id=1,
+            disk=disk,
+            root="/broker",
+            pool=pool,
+            now_ms=lambda: 0,
+            may_lead=lambda: True,
+            broker_epoch=lambda: 1,
+            exchange=exchange,
+            replica_config=ReplicaConfig(),
+            on_applied=lambda version: None,
+            on_gone=lambda topic_id: None,
+            waiting_bytes_max=1 << 20,
+        )
+        running = asyncio.ensure_future(partitions.run())
+        yield Broker(disk, image, partitions, exchange)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await partitions.close()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110 -- nothing tells
+            await asyncio.sleep(0.005)
+
+
+async def test_what_it_has_no_room_to_lead_is_handed_over_to_an_active_member() -> None:
+    async with broker() as at:
+        at.tell(leader=3, epoch=1)
+        await until(lambda: at.partition is not None)
+        at.disk.capacity_bytes = at.disk.used_bytes()
+        at.tell(leader=1, epoch=2)
+        await until(lambda: bool(at.exchange.handed_over))
+        assert at.exchange.handed_over == [3]
+        assert at.partition is not None
+        assert at.partition.leader_epoch == -1
+        at.disk.capacity_bytes = None
+        await until(lambda: at.partition is not None and at.partition.leader_epoch == 2)
+
+
+async def test_what_is_another_brokers_is_given_up_though_its_log_does_not_close() -> None:
+    async with broker() as at:
+        at.tell(leader=1, epoch=1)
+        await until(lambda: at.partition is not None and at.partition.leader_epoch == 1)
+        assert at.partition is not None
+        await at.partition.submit([encode_columns([b"v"], timestamp_ms=1)])
+        at.disk.failing_syncs.add(f"{at.partition.place.records}/checkpoint.tmp")
+        at.tell(leader=3, epoch=2, replicas=(2, 3))
+        await until(lambda: at.partition is None)
+        assert not at.disk.failing_syncs
