@@ -70,12 +70,11 @@ class Subject:
         return {"role": status.role, "applied": status.applied_index, "snapshot": status.snapshot_index}
 
     async def latency(self, count: int) -> list[float]:
-        """Seconds from proposing a command to its having been committed and applied here, one at a time."""
+        """Seconds from proposing a command to being told that it was committed and applied here, one at a time."""
         taken = []
         for _ in range(count):
-            start = time.perf_counter()
-            await self._commit(self._command())
-            taken.append(time.perf_counter() - start)
+            _, seconds = await self._timed_commit(self._command())
+            taken.append(seconds)
         return taken
 
     async def commits(self) -> bool:
@@ -142,9 +141,8 @@ class Subject:
         start = time.perf_counter()
         taken = []
         while job.is_running:
-            begun = time.perf_counter()
-            await self._commit(self._command())
-            taken.append(time.perf_counter() - begun)
+            _, seconds = await self._timed_commit(self._command())
+            taken.append(seconds)
         return {
             "taken": taken,
             "seconds": time.perf_counter() - start,
@@ -164,15 +162,21 @@ class Subject:
         return command
 
     async def _commit(self, command: commands_pb2.Command) -> Applied:
-        told: asyncio.Future[Applied | QuireError] = asyncio.get_running_loop().create_future()
-        self.node.propose(command.SerializeToString(), told.set_result)
-        outcome = await told
+        applied, _ = await self._timed_commit(command)
+        return applied
+
+    async def _timed_commit(self, command: commands_pb2.Command) -> tuple[Applied, float]:
+        told: asyncio.Future[tuple[Applied | QuireError, float]] = asyncio.get_running_loop().create_future()
+        data = command.SerializeToString()
+        start = time.perf_counter()
+        self.node.propose(data, lambda outcome: told.set_result((outcome, time.perf_counter() - start)))
+        outcome, seconds = await told
         if isinstance(outcome, QuireError):
             raise outcome
         result = commands_pb2.CommandResult.FromString(outcome.result)
         if result.WhichOneof("outcome") == "error":
             raise SystemExit(f"a command was refused: {result.error.message}")
-        return outcome
+        return outcome, seconds
 
 
 def _in_background(work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:

@@ -245,6 +245,19 @@ async def test_inbox_is_bounded_and_cancelling_loses_nothing(harness: Harness) -
     assert got == list(range(202))
 
 
+async def test_what_is_flushed_leaves_before_the_loop_turns(harness: Harness) -> None:
+    a, b = await harness.pair()
+    send_numbered(b.session, 3)
+    waiting = b.session.outgoing_bytes
+    b.session.flush()
+    assert waiting > 0
+    assert b.session._queued_bytes == 0  # the transport has it, which what `outgoing_bytes` says may include
+    b.session.flush()
+    send_numbered(b.session, 1)
+    await harness.until(lambda: len(a.frames) == 4)
+    assert numbers(a) == [0, 1, 2, 0]
+
+
 # --- endings -------------------------------------------------------------------------------------------------------
 
 

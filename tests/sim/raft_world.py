@@ -60,6 +60,9 @@ class MessagePeers:
         frame = (header.SerializeToString(), b"".join(body))
         self._world.travel(self._me, peer, frame)
 
+    def flush(self) -> None:
+        """It is on its way already."""
+
     def deliver(self, source: str, header: bytes, body: bytes) -> None:
         if self._handler is not None:
             self._handler.on_message(source, decode(header), body)

@@ -164,6 +164,13 @@ class Session(asyncio.BufferedProtocol):
             )
         self._enqueue(buffers)
 
+    def flush(self) -> None:
+        """Send now what is queued, not at the end of this turn of the loop: for one who is about to hold that up."""
+        if self._queue and not self._blocked:
+            if self._flush_timer is not None:
+                self._flush_timer.cancel()
+            self._flush()
+
     async def ready(self) -> None:
         """Return once at most half of what may wait does, so that any frame is taken.
 

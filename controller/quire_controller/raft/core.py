@@ -90,6 +90,11 @@ class Core(Leading):
         else:
             heapq.heappush(self._applied_waiters, (index, next(self._numbers), callback))
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for an entry to be applied here."""
+        return bool(self._applied_waiters)
+
     def take_outbox(self) -> list[Outgoing]:
         outbox, self._outbox = self._outbox, []
         # The library sends in the order of a set. What goes to one member stays in order.
@@ -221,11 +226,12 @@ class Core(Leading):
     @property
     def snapshot_is_due(self) -> bool:
         snapshot = self._storage.snapshot
-        taken = FIRST_INDEX if snapshot is None else snapshot.last_index
-        is_much = self._storage.journal.size_bytes >= self._limits.snapshot_bytes and self.applied_index > taken
+        taken, applied = FIRST_INDEX if snapshot is None else snapshot.last_index, self.applied_index
+        if applied == taken or self.is_blocked:
+            return False
         every, offset = self._limits.snapshot_entries, self._snapshot_offset
-        is_time = (self.applied_index - offset) // every > (taken - offset) // every
-        return not self.is_blocked and (is_much or is_time)
+        is_time = (applied - offset) // every > (taken - offset) // every
+        return is_time or self._storage.journal.size_bytes >= self._limits.snapshot_bytes
 
     def begin_snapshot(self) -> tuple[SnapshotWriter, Iterator[bytes]]:
         """A picture of the state as it is now, and the file to write it to."""

@@ -64,6 +64,11 @@ class Joining:
     def begin(self, peer: str, join: Join) -> None:
         self._joins[peer] = join
 
+    @property
+    def is_anyone_joining(self) -> bool:
+        """Whether anyone is still to be told that it votes."""
+        return any(not join.is_told for join in self._joins.values())
+
     def forget(self) -> None:
         """The leadership is over; the next leader is probed too."""
         self._joins.clear()

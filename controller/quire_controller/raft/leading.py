@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.errors import MalformedFrameError, invariant
+from quire.types import Buffer
 from quire.v1 import raft_pb2
 from quire_controller.raft import library
 from quire_controller.raft.entry import NO_OP, Entry
@@ -67,6 +68,7 @@ class Leading(Following):
         if self._wants_round:
             self._wants_round = False
             self._round += 1
+        self._encoded.clear()
         for peer in self._others:
             if peer not in self._up:
                 continue
@@ -108,18 +110,26 @@ class Leading(Following):
             self._send_entries(peer, one, [])
 
     def _send_entries(self, peer: str, one: Progress, entries: list[Entry]) -> None:
-        journal = self._storage.journal
-        append = raft_pb2.RaftAppend(
-            term=self.current_term,
-            previous_index=one.next_index - 1,
-            previous_term=journal[one.next_index - 1 - journal[0][1]][2],
-            commit_index=self.commit_index,
-            round=self._round,
-        )
-        body = encode_entries(append, entries)
+        message, body = self._encode(one.next_index, entries)
         one.sent_round = self._round
         one.sent_commit = self.commit_index
-        self._send(peer, Message(append=append), body)
+        self._send(peer, message, body)
+
+    def _encode(self, next_index: int, entries: list[Entry]) -> tuple[Message, list[Buffer]]:
+        """Made once for all members that lack the same."""
+        made = self._encoded.get((next_index, len(entries)))
+        if made is None:
+            journal = self._storage.journal
+            append = raft_pb2.RaftAppend(
+                term=self.current_term,
+                previous_index=next_index - 1,
+                previous_term=journal[next_index - 1 - journal[0][1]][2],
+                commit_index=self.commit_index,
+                round=self._round,
+            )
+            body = encode_entries(append, entries)
+            made = self._encoded[next_index, len(entries)] = Message(append=append), body
+        return made
 
     def _answered(self, peer: str, answer: Answer) -> Progress | None:
         """What is known of the member that answered; None if the answer does not count."""
@@ -230,6 +240,8 @@ class Leading(Following):
             self._joining.begin(peer, Join(probe.incarnation, index))
 
     def _admit_joining(self) -> None:
+        if not self._joining.is_anyone_joining:
+            return
         own = self._storage.journal.last_index
         matches = {self._me: own, **{peer: self._progress[peer].match_index for peer in self._others}}
         for peer, join in self._joining.admissible(matches, commit_index=self.commit_index):

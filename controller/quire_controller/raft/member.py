@@ -91,6 +91,8 @@ class Member(Library):
         majority would have time for the commands that come meanwhile."""
 
         self._is_heartbeat_due = False
+        self._encoded: dict[tuple[int, int], tuple[Message, list[Buffer]]] = {}
+        """What this turn has made to be sent, by the entry it begins with and how many there are."""
         self._round = 0
         self._wants_round = False
         self._confirms: list[tuple[int, ConfirmCallback]] = []

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -23,8 +22,20 @@ TERM_STEP_MAX: Final = 1 << 32
 message could take the quorum to `INDEX_MAX`, behind which there is no election any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+_COUNTS: Final = {
+    kind.name: [
+        field.name
+        for field in kind.message_type.fields
+        if field.name
+        in ("term", "round", "previous_index", "last_index", "commit_index", "index", "position", "size")
+    ]
+    for kind in raft_pb2.RaftMessage.DESCRIPTOR.oneofs_by_name["message"].fields
+    if kind.message_type is not None
+}
+"""Of each kind of message the fields that are reached by counting."""
+
+
+class Outgoing(NamedTuple):
     to: str
     header: raft_pb2.RaftMessage
     body: Sequence[Buffer] = ()
@@ -39,16 +50,16 @@ def decode(header: bytes) -> raft_pb2.RaftMessage:
     if name is None:
         raise MalformedFrameError("a message of a controller quorum says nothing that this version knows")
     inner = getattr(message, name)
-    for field in ("term", "round", "previous_index", "last_index", "commit_index", "index", "position", "size"):
-        if getattr(inner, field, 0) > INDEX_MAX:
+    for field in _COUNTS[name]:
+        if getattr(inner, field) > INDEX_MAX:
             raise MalformedFrameError(f"{name}.{field} is {getattr(inner, field)}, which nobody reaches by counting")
     return message
 
 
 def encode_entries(append: raft_pb2.RaftAppend, entries: Sequence[Entry]) -> list[Buffer]:
     """Describe the entries in the message; their data is its body."""
-    append.terms.extend(term for _, _, term in entries)
-    append.sizes.extend(len(data) for data, _, _ in entries)
+    append.terms.extend([term for _, _, term in entries])
+    append.sizes.extend([len(data) for data, _, _ in entries])
     return [data for data, _, _ in entries]
 
 

@@ -2,8 +2,7 @@
 
     on_message, propose, confirm ──► core ──(a turn, soon)──► flush, elect, commit, apply ──► peers, callbacks
 
-Entries go out before they are flushed here, so the others write while we do: after a turn of the leader the next one
-comes when the link has had time to send.
+Entries go out before they are flushed here, so the others write while we do.
 """
 
 from __future__ import annotations
@@ -56,6 +55,7 @@ class RaftNode:
         self._config = config
         self._scheduler = scheduler
         self._peers = peers
+        self._has_others = bool(others)
         self._on_fatal = on_fatal
         self._storage = Storage.open(
             disk,
@@ -87,8 +87,6 @@ class RaftNode:
         self._timer: Timer | None = None
         self._turn_timer: Timer | None = None
         self._is_running = False
-        self._is_turn_owed = False
-        """Whether the journal was flushed, and the rest of the turn is still to come."""
         self._observers: list[Callable[[], None]] = []
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -223,21 +221,26 @@ class RaftNode:
 
     def _turn(self) -> None:
         self._turn_timer = None
-        if self._storage.journal.is_dirty and not self._core.is_leader and not self._is_turn_owed:
-            # The leader waits for our answer, and nobody for the rest of the turn: that comes when the link has sent.
-            self._is_turn_owed = True
+        if self._storage.journal.is_dirty and not self._core.is_leader:
+            # The leader waits for our answer. What came with the entries is that earlier ones are committed: unless
+            # somebody here waits for one of them, they are applied with the next tick, many at a time.
             self._core.flush()
             self._send_outbox()
-            self._turn_timer = self._scheduler.call_soon(self._guarded(self._turn))
-        else:
-            self._take_turn(by_timer=False)
+            if not self._core.is_awaited and not self._core.is_blocked:
+                return
+        self._take_turn(by_timer=False)
 
     def _take_turn(self, *, by_timer: bool) -> None:
         if not self._is_running:
             return
-        self._is_turn_owed = False
         self._core.turn(by_timer=by_timer)
         self._send_outbox()
+        if self._storage.journal.is_dirty and self._core.is_leader:
+            # The entries are on their way, so the others write while we do. Theirs are the answers that are waited
+            # for; where there are no others, ours is.
+            self._core.flush()
+            if not self._has_others:
+                self._wake()
         self._core.run_callbacks()
         for observer in self._observers:
             observer()
@@ -246,16 +249,15 @@ class RaftNode:
         self._job.begin_if_due(self._guarded)
         if self._core.is_blocked:
             return  # the timer tries again
-        if self._core.applied_index < self._core.commit_index:
+        if self._core.applied_index < self._core.commit_index or self._storage.journal.is_dirty:
             self._wake()
-        if self._storage.journal.is_dirty and self._turn_timer is None:
-            # Behind the link, which sends what it was given in its own next callback: only then do we let the disk
-            # hold us up.
-            self._turn_timer = self._scheduler.call_soon(self._guarded(self._turn))
 
     def _send_outbox(self) -> None:
-        for outgoing in self._core.take_outbox():
-            self._peers.send(outgoing.to, outgoing.header, outgoing.body)
+        outbox = self._core.take_outbox()
+        if outbox:
+            for outgoing in outbox:
+                self._peers.send(outgoing.to, outgoing.header, outgoing.body)
+            self._peers.flush()
 
     def _send(self, peer: str, message: raft_pb2.RaftMessage, body: list[Buffer]) -> None:
         self._peers.send(peer, message, body)

@@ -38,7 +38,10 @@ class Peers(Protocol):
     def start(self, handler: PeersHandler) -> None: ...
 
     def send(self, peer: str, header: raft_pb2.RaftMessage, body: Sequence[Buffer]) -> None:
-        """Send, or drop: whatever matters is sent again."""
+        """Send, or drop: whatever matters is sent again. It may wait until `flush`, or the end of the loop's turn."""
+
+    def flush(self) -> None:
+        """What was sent is on its way when this returns, as far as the peers take it."""
 
     def close(self) -> None: ...
 
@@ -59,6 +62,7 @@ class LinkPeers:
         config = config or LinkConfig()
         self._listen = listen
         self._sessions: dict[str, Session] = {}
+        self._unflushed: dict[Session, None] = {}
         self._handler: PeersHandler | None = None
         self.address: Address | None = None
         """Where this member listens, once it does."""
@@ -95,11 +99,17 @@ class LinkPeers:
         if session is not None:
             try:
                 session.send(FRAME_KIND, header.SerializeToString(), body)
+                self._unflushed[session] = None
             except (LinkBusyError, UnavailableError):
                 pass  # lost, as it might have been on the way
             except InvalidArgumentError as error:
                 # Larger than it said that it takes, as no member says. Nothing goes on with such a one.
                 session.abort(error)
+
+    def flush(self) -> None:
+        unflushed, self._unflushed = self._unflushed, {}
+        for session in unflushed:
+            session.flush()
 
     def close(self) -> None:
         self._listener.close()

@@ -49,6 +49,13 @@ def earlier_result(session: Session | None, sequence: int) -> bytes | None:
 
 def with_result(session: Session | None, key: ClientKey, *, sequence: int, result: bytes, index: int) -> Session:
     """The session after one more command."""
-    results = sorted([*(session.results if session is not None else ()), (sequence, result)])
+    results = () if session is None else session.results
+    if results and sequence < results[-1][0]:
+        results = tuple(sorted((*results, (sequence, result))))
+    else:
+        results = (*results, (sequence, result))
     oldest = results[-1][0] - limits.RESULTS_PER_CLIENT_MAX
-    return Session(key=key, index=index, results=tuple(entry for entry in results if entry[0] > oldest))
+    kept = 0
+    while results[kept][0] <= oldest:
+        kept += 1
+    return Session(key=key, index=index, results=results[kept:])
