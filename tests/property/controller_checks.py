@@ -24,14 +24,17 @@ def check_partition(state: ControllerState, partition: Partition) -> None:
         assert list(members) == sorted(set(members))
         assert set(members) <= replicas
     assert not isr & eligible
-    assert isr or (partition.leader is None and not eligible), "the ISR is emptied only when nothing is left"
+    reserve = [report.broker_id for report in partition.reserve]
+    assert reserve == sorted(set(reserve))
+    assert set(reserve) <= replicas - isr - eligible
+    assert isr or (partition.leader is None and not eligible and not reserve), "nothing is left but the ISR is empty"
     reporting = [report.broker_id for report in partition.reports]
     assert set(reporting) <= isr | eligible
     assert partition.leader is None or not (reporting or partition.move)
     if partition.leader is not None:
         assert partition.leader in isr
         assert not any(brokers[member].fenced for member in isr), "the leader waits for somebody who is shut out"
-        assert not eligible or len(isr) < topic.min_isr
+        assert not (eligible or reserve) or len(isr) < topic.min_isr
     if partition.move is not None:
         mover = brokers[partition.move.from_broker]
         assert not mover.fenced
@@ -128,6 +131,11 @@ class CommittedData:
                 assert held >= acknowledged or member in partition.restarted, (
                     f"{key}: broker {member} counts as in sync and lacks what was acknowledged"
                 )
+            for report in partition.reserve:
+                held = self.holds.get((key, report.broker_id), 0)
+                assert held >= acknowledged or (key, report.broker_id) in self.restarted, (
+                    f"{key}: broker {report.broker_id} is kept in reserve and has never had what was acknowledged"
+                )
             if partition.leader is not None and len(partition.isr) >= state.topics[key.topic_id].min_isr:
                 self.high_watermark[key] = acknowledged + 1
                 for member in partition.isr:
@@ -139,20 +147,26 @@ class CommittedData:
         self, state: ControllerState, before: Partition, leader: int, *, unclean: bool, waited: bool
     ) -> None:
         """Whoever lost records in a restart may lead only if nobody else can, and if it has the longest log."""
-        key = before.key
-        if leader in before.restarted and not (unclean or waited):
-            back = {member for member in before.restarted if not state.brokers[member].fenced}
-            # One that registers at this moment, and is not waited for, was wiped: there is nothing to wait for.
-            gone = {member for member in before.replicas if state.brokers[member].broker_epoch == state.version}
-            assert back | gone >= {*before.isr, *before.eligible}, "others of the last ISR were not waited for"
+        key, last, reports = before.key, {*before.isr, *before.eligible}, before.reports
+        # One that registers at this moment, and is not waited for, was wiped: there is nothing to wait for.
+        gone = {member for member in before.replicas if state.brokers[member].broker_epoch == state.version}
+        if last <= gone:
+            reports = tuple(report for report in before.reserve if report.broker_id not in gone)
+            last = {report.broker_id for report in reports}
+        restarted = {report.broker_id for report in reports}
+        if leader in restarted and not (unclean or waited):
+            back = {member for member in restarted if not state.brokers[member].fenced}
+            assert back | gone >= last, "others of the last ISR were not waited for"
         if not unclean and (key, leader) in self.restarted:
-            assert leader in before.restarted
-            for member in (*before.isr, *before.eligible):
-                assert state.brokers[member].fenced or member in before.restarted, (
+            assert leader in restarted
+            for member in last:
+                assert state.brokers[member].fenced or member in restarted, (
                     f"{key}: broker {member} has everything, and broker {leader} was elected"
                 )
-            for report in before.reports:
-                assert state.brokers[report.broker_id].fenced or report.log_end_offset <= self.holds[key, leader]
+            for report in reports:
+                # Who is in reserve follows whoever leads: what it reported may have been cut off since.
+                held = min(report.log_end_offset, self.holds.get((key, report.broker_id), 0))
+                assert state.brokers[report.broker_id].fenced or held <= self.holds[key, leader]
         if unclean or (key, leader) in self.restarted:
             # Lost, as it was said that it may be. What the leader lacks is nobody's any more.
             self.high_watermark[key] = min(self.high_watermark.get(key, 0), self.holds.get((key, leader), 0))

@@ -91,7 +91,6 @@ class Broker:
         self.wall_ms = cluster.world.random.randint(-5_000, 5_000)
         self.sync_s_max = 0.004
         self.is_up = False
-        self.incarnation = b""
         self.loop: HostLoop | None = None
         self.partitions: Partitions | None = None
         self.membership: Membership | None = None
@@ -161,7 +160,7 @@ class Broker:
             client_id=f"broker-{self.number}",
             randomness=randomness,
         )
-        incarnation = self.incarnation = incarnation_id(
+        incarnation = incarnation_id(
             disk, ROOT, cluster_id=CLUSTER, broker_id=self.number, data=TOPICS, randomness=randomness
         )
 
@@ -415,8 +414,6 @@ class Cluster:
     """(partition, base offset) → CRC of the batch that was committed there."""
     marks: dict[tuple[str, int, PartitionKey], int] = field(default_factory=dict)
     faults: set[str] = field(default_factory=set)
-    wiped: Broker | None = None
-    """Who has lost its disk and is not in sync again."""
 
     def __post_init__(self) -> None:
         self.world = World(
@@ -681,8 +678,6 @@ class Cluster:
                 self._heal()
 
     def _crash(self, broker: Broker, *, lose_unsynced: bool) -> None:
-        if not self._may_crash():
-            return
         broker.crash(lose_unsynced=lose_unsynced)
         self.world.scheduler.call_later(self.world.random.uniform(0.1, 1.5), lambda: self.restart(broker))
 
@@ -692,30 +687,13 @@ class Cluster:
         return None if len(self.world.names) > 1 or not members else _inner(members[0]).tables
 
     def _may_wipe(self, broker: Broker) -> bool:
-        """Whether all are in sync, and one disk may go: a second member that restarts while the first one comes back
-        without its disk leaves nobody who is known to have everything."""
+        """Whether all are in sync, and one disk may go: then each of the others has everything, come what may."""
         tables = self._tables()
         if tables is None or "wiped" in self.faults or not all(each.is_up for each in self.brokers):
             return False
         if any(len(each.isr) < BROKERS for each in tables.partitions.values()):
             return False
         self.faults.add("wiped")
-        self.wiped = broker
-        return True
-
-    def _may_crash(self) -> bool:
-        if self.wiped is None:
-            return True
-        tables, number = self._tables(), self.wiped.number
-        if (
-            tables is None
-            or not self.wiped.is_up
-            or any(number not in each.isr for each in tables.partitions.values())
-        ):
-            return False
-        if number not in tables.brokers or tables.brokers[number].incarnation_id != self.wiped.incarnation:
-            return False  # it has not come back yet
-        self.wiped = None
         return True
 
     def restart(self, broker: Broker) -> None:

@@ -173,6 +173,84 @@ def test_only_replica_without_its_log_does_not_lead() -> None:
     assert elect_last_isr(controller) == "NO_ELIGIBLE_LEADER"
 
 
+# --- the reserve ---------------------------------------------------------------------------------------------------
+
+
+def in_reserve(controller: Controller) -> dict[int, int]:
+    return {report.broker_id: report.log_end_offset for report in controller.partition(KEY).reserve}
+
+
+def test_who_restarted_below_the_minimum_is_kept_in_reserve() -> None:
+    controller = controller_of(1, 2, 3)
+    controller.restart(3, ends=ends(0, 90))
+    assert in_reserve(controller) == {}, "two are enough: acknowledged without broker 3 from here on"
+    controller.restart(2, ends=ends(0, 100))
+    assert controller.picture(KEY) == "1 of 1"
+    assert in_reserve(controller) == {2: 100}
+
+
+def test_reserve_is_the_last_isr_when_the_last_member_is_wiped() -> None:
+    # All three lose their power, and one of them its disk: it is the last one to come back.
+    controller = controller_of(1, 2, 3, min_isr=3)
+    controller.restart(2, ends=ends(0, 100))
+    controller.restart(3, ends=ends(0, 101))
+    assert (controller.picture(KEY), in_reserve(controller)) == ("1 of 1", {2: 100, 3: 101})
+    epoch = controller.partition(KEY).leader_epoch
+    controller.restart(1, disk=9)
+    assert (controller.picture(KEY), in_reserve(controller)) == ("3 of 3", {2: 100})
+    assert controller.partition(KEY).leader_epoch > epoch
+
+
+def test_those_in_reserve_who_are_away_are_waited_for() -> None:
+    controller = controller_of(1, 2, 3, min_isr=3)
+    controller.restart(2, ends=ends(0, 100))
+    controller.restart(3, ends=ends(0, 101))
+    controller.fence(3)
+    controller.restart(1, disk=9)
+    assert controller.picture(KEY) == "- of 2,3"
+    assert elect_unclean(controller) == "NO_ELIGIBLE_LEADER", "nothing need be lost"
+    controller.unfence(3)
+    assert controller.picture(KEY) == "3 of 3"
+
+
+def test_a_second_restart_in_reserve_brings_a_new_report() -> None:
+    controller = controller_of(1, 2, 3, min_isr=3)
+    controller.restart(2, ends=ends(0, 100))
+    controller.restart(2, ends=ends(0, 80))
+    assert in_reserve(controller) == {2: 80}
+    controller.fence(1)
+    controller.restart(2, ends=ends(0, 70))
+    assert in_reserve(controller) == {2: 70}, "also while nobody leads"
+    controller.restart(2)
+    assert in_reserve(controller) == {}, "its log is gone, or not to be read"
+
+
+def test_reserve_ends_when_the_isr_has_its_minimum() -> None:
+    controller = controller_of(1, 2, 3, min_isr=3)
+    controller.restart(2, ends=ends(0, 100))
+    controller.restart(3, ends=ends(0, 100))
+    controller.alter(KEY, [1, 2])
+    assert (controller.picture(KEY), in_reserve(controller)) == ("1 of 1,2", {3: 100})
+    controller.alter(KEY, [1, 2, 3])
+    assert in_reserve(controller) == {}
+
+
+def test_reserve_ends_when_the_minimum_is_lowered() -> None:
+    controller = controller_of(1, 2, 3, min_isr=3)
+    controller.restart(2, ends=ends(0, 100))
+    controller.run(configure_topic=c.ConfigureTopic(topic_id=uuid_of(1), set=metadata_pb2.TopicConfig(min_isr=2)))
+    assert (controller.picture(KEY), in_reserve(controller)) == ("1 of 1,3", {})
+
+
+def test_who_is_wiped_leaves_the_reserve() -> None:
+    controller = controller_of(1, 2, min_isr=2)
+    controller.restart(2, ends=ends(0, 100))
+    controller.restart(2, disk=9)
+    assert in_reserve(controller) == {}
+    controller.restart(1, disk=9)
+    assert controller.picture(KEY) == "- of "
+
+
 # --- the last ISR --------------------------------------------------------------------------------------------------
 
 

@@ -328,6 +328,7 @@ class Partition(_message.Message):
     REPORTS_FIELD_NUMBER: _builtins.int
     MOVE_FIELD_NUMBER: _builtins.int
     REASSIGNMENT_FIELD_NUMBER: _builtins.int
+    RESERVE_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     """The topic's UUID, 16 bytes."""
     partition: _builtins.int
@@ -345,7 +346,8 @@ class Partition(_message.Message):
     @_builtins.property
     def isr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The committed in-sync replicas, in ascending order. With a leader: those that it waits for, itself among them.
-        Without: the last ones. Empty only when the disk of the last one was wiped.
+        Without: the last ones. Empty only when the disk of the last one was wiped
+        and nobody was in reserve.
         """
 
     @_builtins.property
@@ -366,6 +368,13 @@ class Partition(_message.Message):
     def reassignment(self) -> Global___Reassignment:
         """A move of replicas to other brokers that is under way."""
 
+    @_builtins.property
+    def reserve(self) -> _containers.RepeatedCompositeFieldContainer[Global___LastIsrReport]:
+        """Replicas that restarted and so left the ISR, or ceased to be eligible, and what they said about their logs: the ISR
+        is below its minimum since, so that nothing was committed that they had not got. They become the last ISR if it
+        would be empty otherwise. In ascending order of brokers.
+        """
+
     def __init__(
         self,
         *,
@@ -380,10 +389,11 @@ class Partition(_message.Message):
         reports: _abc.Iterable[Global___LastIsrReport] | None = ...,
         move: Global___LeaderMove | None = ...,
         reassignment: Global___Reassignment | None = ...,
+        reserve: _abc.Iterable[Global___LastIsrReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["move", b"move", "reassignment", b"reassignment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eligible", b"eligible", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "move", b"move", "partition", b"partition", "partition_epoch", b"partition_epoch", "reassignment", b"reassignment", "replicas", b"replicas", "reports", b"reports", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eligible", b"eligible", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "move", b"move", "partition", b"partition", "partition_epoch", b"partition_epoch", "reassignment", b"reassignment", "replicas", b"replicas", "reports", b"reports", "reserve", b"reserve", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -391,7 +401,7 @@ Global___Partition: _TypeAlias = Partition  # noqa: Y015
 
 @_typing.final
 class LastIsrReport(_message.Message):
-    """What a restarted member of a last ISR found in its log."""
+    """What a restarted replica found in its log."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -131,13 +131,8 @@ def partition_message(partition: Partition) -> metadata_pb2.Partition:
         leader_epoch=partition.leader_epoch,
         partition_epoch=partition.partition_epoch,
     )
-    for report in partition.reports:
-        message.reports.add(
-            broker_id=report.broker_id,
-            broker_epoch=report.broker_epoch,
-            last_epoch=report.last_epoch,
-            log_end_offset=report.log_end_offset,
-        )
+    message.reports.extend(map(_report_message, partition.reports))
+    message.reserve.extend(map(_report_message, partition.reserve))
     if (move := partition.move) is not None:
         message.move.from_broker = move.from_broker
         message.move.from_broker_epoch = move.from_broker_epoch
@@ -160,10 +155,8 @@ def _read_partition(message: metadata_pb2.Partition) -> Partition:
         leader=message.leader or None,
         leader_epoch=message.leader_epoch,
         partition_epoch=message.partition_epoch,
-        reports=tuple(
-            LastIsrReport(report.broker_id, report.broker_epoch, report.last_epoch, report.log_end_offset)
-            for report in message.reports
-        ),
+        reports=tuple(map(_read_report, message.reports)),
+        reserve=tuple(map(_read_report, message.reserve)),
         move=LeaderMove(move.from_broker, move.from_broker_epoch, move.to_broker, move.version)
         if message.HasField("move")
         else None,
@@ -173,6 +166,19 @@ def _read_partition(message: metadata_pb2.Partition) -> Partition:
         if message.HasField("reassignment")
         else None,
     )
+
+
+def _report_message(report: LastIsrReport) -> metadata_pb2.LastIsrReport:
+    return metadata_pb2.LastIsrReport(
+        broker_id=report.broker_id,
+        broker_epoch=report.broker_epoch,
+        last_epoch=report.last_epoch,
+        log_end_offset=report.log_end_offset,
+    )
+
+
+def _read_report(message: metadata_pb2.LastIsrReport) -> LastIsrReport:
+    return LastIsrReport(message.broker_id, message.broker_epoch, message.last_epoch, message.log_end_offset)
 
 
 # --- brokers -------------------------------------------------------------------------------------------------------

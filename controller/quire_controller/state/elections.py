@@ -9,6 +9,9 @@ trusted only when nobody else is left, and compared with the others of the last 
 | fenced | leaves the ISR; eligible if the ISR is then below its minimum | stays, as the last ISR |
 | restarted | leaves the ISR and is not eligible | stays, with a report of its log |
 | wiped | leaves the ISR and is not eligible | the same: what is left of the last ISR are the others |
+
+One that restarted and left is kept in reserve while the ISR is below its minimum: nothing is committed meanwhile that
+it has not got. When the last member of the ISR is wiped and nobody is eligible, the reserve is the last ISR.
 """
 
 from __future__ import annotations
@@ -86,14 +89,16 @@ def on_departure(
         partition = replace(partition, move=None)
     if how is Departure.WIPED:
         partition = _forget(partition, broker_id)
+    elif how is Departure.FENCED:
+        if broker_id in partition.isr and any(can_lead(partition, other, roster) for other in partition.isr):
+            partition = _shrink(partition, broker_id, min_isr=min_isr)
     elif broker_id in partition.isr or broker_id in partition.eligible:
-        if how is Departure.FENCED:
-            if any(can_lead(partition, other, roster) for other in partition.isr):
-                partition = _shrink(partition, broker_id, min_isr=min_isr)
-        elif any(can_lead(partition, other, roster) for other in partition.replicas):
-            partition = _forget(partition, broker_id)
+        if any(can_lead(partition, other, roster) for other in partition.replicas):
+            partition = _keep_in_reserve(_forget(partition, broker_id), [report], min_isr=min_isr)
         else:
-            partition = _with_report(partition, report)
+            partition = replace(partition, reports=_with_report(partition.reports, report))
+    elif any(kept.broker_id == broker_id for kept in partition.reserve):
+        partition = _keep_in_reserve(_forget(partition, broker_id), [report], min_isr=min_isr)
     partition = elect(partition, roster, min_isr=min_isr)
     if was_leading and partition.leader is None:
         # A new epoch although nobody follows: what the old leader still sends must be refused.
@@ -144,6 +149,7 @@ def elect_unclean(partition: Partition, roster: Roster) -> Partition:
         isr=(active[0],),
         eligible=(),
         reports=(),
+        reserve=(),
     )
 
 
@@ -178,10 +184,12 @@ def complete_move(partition: Partition, roster: Roster, *, min_isr: int) -> Part
 
 def with_isr(partition: Partition, isr: Iterable[int], *, min_isr: int, damaged: Iterable[int] = ()) -> Partition:
     """The partition with the ISR that its leader asks for."""
-    members = tuple(sorted(isr))
+    members, damaged = tuple(sorted(isr)), set(damaged)
     left = {*partition.isr, *partition.eligible} - {*members, *damaged}
     # From the minimum on the high watermark moves without the others, so they may lack what is acknowledged.
-    return replace(partition, isr=members, eligible=tuple(sorted(left)) if len(members) < min_isr else ())
+    after = replace(partition, isr=members, eligible=tuple(sorted(left)) if len(members) < min_isr else ())
+    kept = tuple(report for report in partition.reserve if report.broker_id not in damaged)
+    return _keep_in_reserve(replace(after, reserve=kept), (), min_isr=min_isr)
 
 
 def leading_order(partition: Partition, roster: Roster, prefer: int | None) -> list[int]:
@@ -209,21 +217,34 @@ def best_report(partition: Partition, roster: Roster) -> int | None:
 
 
 def _forget(partition: Partition, broker_id: int) -> Partition:
-    """Without a broker that may lack records. If it was the last of the ISR, the eligible ones are what is left."""
+    """Without a broker that may lack records. If it was the last of the ISR, the eligible ones are what is left, or
+    else the reserve."""
     isr = tuple(member for member in partition.isr if member != broker_id)
     eligible = tuple(member for member in partition.eligible if member != broker_id)
     reports = tuple(report for report in partition.reports if report.broker_id != broker_id)
-    return replace(
-        partition,
-        isr=isr or eligible,
-        eligible=eligible if isr else (),
-        reports=reports,
-    )
+    reserve = tuple(report for report in partition.reserve if report.broker_id != broker_id)
+    if isr:
+        return replace(partition, isr=isr, eligible=eligible, reports=reports, reserve=reserve)
+    if eligible:
+        return replace(partition, isr=eligible, eligible=(), reports=reports, reserve=reserve)
+    last = tuple(report.broker_id for report in reserve)
+    return replace(partition, isr=last, eligible=(), reports=reserve, reserve=())
 
 
-def _with_report(partition: Partition, report: LastIsrReport) -> Partition:
-    others = [other for other in partition.reports if other.broker_id != report.broker_id]
-    return replace(partition, reports=tuple(sorted([*others, report], key=lambda other: other.broker_id)))
+def _keep_in_reserve(partition: Partition, reports: Iterable[LastIsrReport], *, min_isr: int) -> Partition:
+    """These too, of those that are not in the ISR; nobody once the ISR has its minimum."""
+    reserve: tuple[LastIsrReport, ...] = ()
+    if len(partition.isr) < min_isr:
+        reserve = tuple(report for report in partition.reserve if report.broker_id not in partition.isr)
+        for report in reports:
+            if report.broker_id not in partition.isr and report.log_end_offset >= 0:
+                reserve = _with_report(reserve, report)
+    return replace(partition, reserve=reserve)
+
+
+def _with_report(reports: Iterable[LastIsrReport], report: LastIsrReport) -> tuple[LastIsrReport, ...]:
+    others = [other for other in reports if other.broker_id != report.broker_id]
+    return tuple(sorted([*others, report], key=lambda other: other.broker_id))
 
 
 def _shrink(partition: Partition, broker_id: int, *, min_isr: int) -> Partition:
@@ -235,7 +256,7 @@ def _led_by(partition: Partition, broker_id: int, roster: Roster, *, min_isr: in
     members = partition.isr if broker_id in partition.isr else ()
     isr = {broker_id, *(member for member in members if can_lead(partition, member, roster))}
     left = {*partition.isr, *partition.eligible} - isr - partition.restarted
-    return replace(
+    led = replace(
         partition,
         leader=broker_id,
         leader_epoch=partition.leader_epoch + 1,
@@ -243,6 +264,7 @@ def _led_by(partition: Partition, broker_id: int, roster: Roster, *, min_isr: in
         eligible=tuple(sorted(left)) if len(isr) < min_isr else (),
         reports=(),
     )
+    return _keep_in_reserve(led, partition.reports, min_isr=min_isr)
 
 
 def _all_reported(partition: Partition, roster: Roster) -> bool:

@@ -116,7 +116,7 @@ class DeletedTopic:
 
 @dataclass(frozen=True, slots=True)
 class LastIsrReport:
-    """What a restarted member of a last ISR found in its log."""
+    """What a restarted replica found in its log."""
 
     broker_id: int
     broker_epoch: int
@@ -157,6 +157,8 @@ class Partition:
     """Of the members of the last ISR that restarted while nobody led: they may have lost what they had not synced."""
     move: LeaderMove | None = None
     reassignment: Reassignment | None = None
+    reserve: tuple[LastIsrReport, ...] = ()
+    """Of those that restarted and left, the ISR being below its minimum since: who is left if its last is wiped."""
 
     @property
     def preferred_leader(self) -> int:

@@ -111,6 +111,7 @@ def _finished(partition: Partition, roster: Roster, *, version: int) -> Partitio
             replicas=target,
             isr=tuple(member for member in partition.isr if member in target),
             eligible=tuple(member for member in partition.eligible if member in target),
+            reserve=tuple(report for report in partition.reserve if report.broker_id in target),
             reassignment=None,
         )
     for broker_id in target:

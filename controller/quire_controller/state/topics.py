@@ -95,7 +95,7 @@ def configure_topic(tables: Tables, index: int, body: commands_pb2.ConfigureTopi
     if configured.min_isr < topic.min_isr:
         # Where the ISR now is enough, its high watermark moves again, and who is outside of it falls behind.
         for partition in tables.partitions_of(topic):
-            if partition.leader is not None and partition.eligible:
+            if partition.leader is not None and (partition.eligible or partition.reserve):
                 after = elections.with_isr(partition, partition.isr, min_isr=configured.min_isr)
                 if (changed := elections.changed(partition, after)) is not None:
                     records.append(changed)
