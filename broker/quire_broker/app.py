@@ -163,6 +163,7 @@ class Broker:
             ),
             on_applied=self._membership.on_applied,
             on_gone=self._membership.confirm_deletion,
+            register_anew=self._membership.register_anew,
             waiting_bytes_max=section.partition_bytes_max,
         )
         hangup.install(self._loop)

@@ -221,6 +221,7 @@ class Broker:
             ),
             on_applied=membership.on_applied,
             on_gone=membership.confirm_deletion,
+            register_anew=membership.register_anew,
             waiting_bytes_max=1 << 20,
             removal_ms=1_000,
         )

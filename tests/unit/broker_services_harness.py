@@ -275,6 +275,7 @@ class World:
             replica_config=ReplicaConfig(),
             on_applied=self.applied.append,
             on_gone=self.gone.append,
+            register_anew=lambda why: None,
             waiting_bytes_max=partition_bytes_max,
             removal_ms=removal_ms,
         )

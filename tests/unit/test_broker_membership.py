@@ -225,6 +225,20 @@ async def test_fenced_by_others_it_stops_at_once_and_comes_back() -> None:
 
 
 @virtually
+async def test_with_more_to_say_it_lets_go_and_registers_anew() -> None:
+    async with world() as w:
+        await w.taking_part()
+        first = w.membership.broker_epoch
+        w.membership.register_anew("its log is whole")
+        w.membership.register_anew("and another one")
+        assert not w.membership.may_lead()
+        assert w.membership.broker_epoch == 0
+        await w.taking_part()
+        assert w.membership.broker_epoch == w.me.broker_epoch > first
+        assert w.seen("registered", "lease lost") == ["registered", "lease lost", "registered"]
+
+
+@virtually
 async def test_lease_of_a_broker_that_is_fenced_never_outlasts_it() -> None:
     """Whenever it is cut off, and whatever was lost before: when it is shut out it has stopped by itself."""
     for seed in range(20):

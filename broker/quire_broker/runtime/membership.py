@@ -190,6 +190,13 @@ class Membership:
         self._gone[topic_id] = None
         self._gone_changed.set()
 
+    def register_anew(self, why: str) -> None:
+        """What the registration said of this broker's logs is not so any more: let go of all, and say it again."""
+        if self._session is not None and not self._session.is_over:
+            _log.warning("registers anew", why=why)
+            self._session.end(Ending.OUTDATED)
+            self._look_at_lease()
+
     def on_applied(self, version: int) -> None:
         """Everything that the metadata says up to this version is done here: leaderships that ended have ended."""
         if version <= self._applied_version:
@@ -325,6 +332,8 @@ class Membership:
                     return
                 case Ending.FENCED:
                     _log.warning("was fenced, and registers anew", broker_epoch=session.broker_epoch)
+                case Ending.OUTDATED:
+                    pass
                 case Ending.SUPERSEDED:
                     self._check_superseded_by_itself(session)
                     _log.warning("a registration that had no answer was carried out, so another one is needed")

@@ -22,6 +22,8 @@ class Ending(enum.Enum):
     """The broker has registered anew: this process by a call that it took for lost, or another one."""
     UNREGISTERED = enum.auto()
     """Somebody told the controllers to forget this broker."""
+    OUTDATED = enum.auto()
+    """This process has more to say of its logs than it had when it registered."""
     LEFT = enum.auto()
     """This process is stopping."""
 

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from quire.disk.port import Disk
 from quire.errors import (
+    DamagedFileError,
     DiskFullError,
     DiskIoError,
     LogOfflineError,
@@ -37,7 +38,7 @@ from quire_broker.replica.config import ReplicaConfig
 from quire_broker.replica.effects import IsrMember
 from quire_broker.replica.leader import Picture
 from quire_broker.runtime.log_writer import LogWriter
-from quire_broker.runtime.partition import Partition
+from quire_broker.runtime.partition import NO_EPOCH, Partition
 from quire_broker.runtime.replica import Exchange, Replica
 from quire_broker.runtime.topic_config import log_config, may_lose, min_isr
 from quire_broker.state.image import Changes, MetadataImage
@@ -102,10 +103,14 @@ class Partitions:
         replica_config: ReplicaConfig,
         on_applied: Callable[[int], None],
         on_gone: Callable[[bytes], None],
+        register_anew: Callable[[str], None],
         waiting_bytes_max: int,
         removal_ms: int = REMOVAL_MS,
     ) -> None:
-        """`on_applied` is told of versions that are applied, `on_gone` of deleted topics without files here."""
+        """`on_applied` is told of versions that are applied, `on_gone` of deleted topics without files here.
+
+        `register_anew`: the last registration said nothing of a log that somebody may have to lead from by now.
+        """
         self._image = image
         self._broker_id = broker_id
         self._disk = disk
@@ -118,6 +123,7 @@ class Partitions:
         self._replica_config = replica_config
         self._on_applied = on_applied
         self._on_gone = on_gone
+        self._register_anew = register_anew
         self._waiting_bytes_max = waiting_bytes_max
         self._removal_s = removal_ms / 1000
         self._loop = asyncio.get_running_loop()
@@ -177,10 +183,16 @@ class Partitions:
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Open all logs that are on the disk. Raises DamagedFileError for a folder that does not say whose it is."""
+        """Open all logs that are on the disk, or can be opened; the others are tried again once they are wanted.
+
+        Raises DamagedFileError for a folder that does not say whose it is.
+        """
         found = await self._aside(lambda: list(places.find(self._disk, self._root)))
         for place in found:
-            await self._open(place, topic=place.directory.split("/")[-2].rpartition("-")[0], config=None)
+            try:
+                await self._open(place, topic=place.directory.split("/")[-2].rpartition("-")[0], config=None)
+            except QuireError as error:
+                _log.error("a log cannot be opened", directory=place.directory, why=error.message)
 
     def log_ends(self) -> list[commands_pb2.LogEnd]:
         """What is in the logs, for the registration."""
@@ -250,6 +262,7 @@ class Partitions:
                 failed = False
                 for key in dirty:
                     failed |= not await self._settle(key)
+                    await asyncio.sleep(0)  # each syncs on the loop: heartbeats are not to wait for all of them
                 for topic_id in deleted:
                     gone = self._image.deleted_topics.get(topic_id)
                     if self._of_topic(topic_id):
@@ -269,10 +282,10 @@ class Partitions:
                 _log.error("a log could not be closed", partition=str(partition), why=error.message)
 
     async def apply_retention(self) -> None:
-        """Remove what is older or more than the topics' settings allow."""
+        """Remove what is older or more than the topics' settings allow, as a leader: followers are told."""
         now_ms = self._now_ms()
         for partition in list(self._partitions.values()):
-            if partition.closed:
+            if partition.closed or partition.leader_epoch == NO_EPOCH or not self._may_lead():
                 continue
             try:
                 await partition.writer.exclusively(
@@ -340,7 +353,7 @@ class Partitions:
         """Do what the metadata says of one partition. False if that has to be tried again."""
         try:
             await self._settle_now(key)
-        except (DiskFullError, DiskIoError, LogOfflineError) as error:
+        except (DamagedFileError, DiskFullError, DiskIoError, LogOfflineError) as error:
             self._dirty[key] = None
             _problems.warning("cannot do what the metadata says", key=key, partition=str(key), why=error.message)
             if (partition := self._partitions.get(key)) is not None:
@@ -352,7 +365,9 @@ class Partitions:
         partition = self._partitions.get(key)
         wanted = self._image.partition(key.topic_id, key.partition)
         if wanted is None or self._broker_id not in wanted.replicas:
-            if partition is not None and (wanted is not None or self._image.is_deleted(key.topic_id)):
+            # What it is to be is known for sure only by metadata that shows the present registration.
+            is_gone = wanted is not None or self._image.is_deleted(key.topic_id)
+            if partition is not None and is_gone and self._me() is not None:
                 await self._discard(partition)
             return
         topic = self._image.topic(key.topic_id)
@@ -362,8 +377,11 @@ class Partitions:
         if partition is None:
             async with self._folders:
                 place = await self._aside(lambda: places.make(self._disk, self._root, key, topic=topic.name))
-            partition = await self._open(place, topic=topic.name, config=topic.config)
-        elif partition.writer.log.config != config:
+            await self._open(place, topic=topic.name, config=topic.config)
+            # That took its time: the metadata may ask for something else by now.
+            await self._settle_now(key)
+            return
+        if partition.writer.log.config != config:
             partition.writer.configure(config)
         role = self._role_of(key)
         if role is None or self._roles.get(key) == role:
@@ -432,6 +450,18 @@ class Partitions:
                     self._hand_over(partition)
                 else:
                     partition.replica.on_tick()
+                    if self._is_wanted_and_unreported(partition):
+                        self._register_anew(f"the log of {partition} is whole, and nobody leads it")
+
+    def _is_wanted_and_unreported(self, partition: Partition) -> bool:
+        """Whether nobody leads it, and this broker, of the last ISR, could not say what its log has, and now can."""
+        wanted = self._image.partition(*partition.key)
+        if wanted is None or wanted.leader or partition.closed or partition.writer.log.quarantined:
+            return False
+        me = self._me()
+        return me is not None and any(
+            (report.broker_id, report.broker_epoch) == me and report.log_end_offset < 0 for report in wanted.reports
+        )
 
     def _hand_over(self, partition: Partition) -> None:
         """Its log has failed, or its disk has no room to begin with, so another broker is to lead, if this one is.
