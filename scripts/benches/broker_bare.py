@@ -67,9 +67,13 @@ class Bare:
     async def follow(self, request: bytes, context: object) -> AsyncIterator[bytes]:
         queue: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1_000)
         self._followers[queue] = None
-        yield b""  # it follows
-        while True:
-            yield await queue.get()
+        try:
+            yield b""  # it follows
+            while True:
+                yield await queue.get()
+        finally:
+            # One who left would fill its queue, and a later round would fail by it.
+            del self._followers[queue]
 
 
 async def main() -> None:
