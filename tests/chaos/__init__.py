@@ -1,0 +1,1 @@
+"""Real clusters under real faults: traffic, nemesis, history, checks, report."""
