@@ -2,7 +2,7 @@
 
 A server calls `abort`. A client catches `grpc.aio.AioRpcError` and raises `from_rpc_error(error)` from it.
 
-An error that concerns a part of an answer travels in it, as `quire.v1.Refusal`: `refusal_of` and `from_refusal`.
+An error that concerns a part of an answer travels in it, as `quire.v1.Refusal`: see `quire.refusals`.
 
 A call that ends without a server's word about it is an `OutcomeUnknownError`, whatever status the transport made up,
 unless it is certain that no server began to carry it out: to take a cut call for a failed one is how a message is
@@ -11,8 +11,7 @@ sent twice.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -20,27 +19,16 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from quire.errors import ERRORS_BY_REASON, OutcomeUnknownError, QuireError, Status, UnavailableError
-from quire.v1.errors_pb2 import Refusal
+from quire.errors import OutcomeUnknownError, QuireError, Status, UnavailableError
+from quire.refusals import MESSAGE_BYTES_MAX, bounded, bounded_retry_after_ms, cut, described
 
 DOMAIN: Final = "quire"
 """The ErrorInfo domain: a reason of another domain, say a proxy's, is none of ours."""
 TRAILER: Final = "grpc-status-details-bin"
 """Where gRPC carries a serialized google.rpc.Status."""
 
-# gRPC drops calls at random whose trailers are over 8 KiB. The message travels twice: as text in which a byte may
-# take three, and in the status, of which base64 makes four bytes from three. With these limits the status stays under
-# 3 KiB, and all together under 7. They hold for what is received too, since the sender need not be one of ours.
-MESSAGE_BYTES_MAX: Final = 1024
-DETAIL_BYTES_MAX: Final = 512
-DETAILS_BYTES_MAX: Final = 1792
-DETAIL_KEY_BYTES_MAX: Final = 64
 RECEIVED_BYTES_MAX: Final = 16 * 1024
 """No more is parsed of what a peer sends. Over what we send, for peers that will send more."""
-RETRY_AFTER_MS_MAX: Final = 3_600_000
-
-_REASON = re.compile(r"[A-Z][A-Z0-9_]{0,62}")
-_CUT: Final = "…"
 
 _REFUSALS: Final = frozenset(
     {
@@ -56,21 +44,16 @@ not: RESOURCE_EXHAUSTED, say, is also what a client's own transport makes of an 
 _NEVER_SENT: Final = ("failed to connect to all addresses", "errors resolving ")
 """How grpcio words that no connection came about. Should it change its words, calls become unknown, which is safe."""
 
-_UNDECIDED: Final = frozenset({Status.CANCELLED, Status.UNKNOWN, Status.DEADLINE_EXCEEDED, Status.INTERNAL})
-"""The statuses that, under a reason of a newer server, do not say that nothing happened."""
-
-_TRY_LATER: Final = frozenset({Status.UNAVAILABLE, Status.RESOURCE_EXHAUSTED})
-
 
 def to_status(error: QuireError) -> status_pb2.Status:
     """The error as it travels. Long texts are cut, and of too many details the last ones are left out."""
-    status = status_pb2.Status(code=int(error.status), message=_cut(error.message, MESSAGE_BYTES_MAX))
+    status = status_pb2.Status(code=int(error.status), message=cut(error.message, MESSAGE_BYTES_MAX))
     status.details.add().Pack(
-        error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=_bounded(error.details.items()))
+        error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=bounded(error.details.items()))
     )
     if error.retry_after_ms is not None:
         retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.FromMilliseconds(_bounded_retry_after_ms(error.retry_after_ms))
+        retry.retry_delay.FromMilliseconds(bounded_retry_after_ms(error.retry_after_ms))
         status.details.add().Pack(retry)
     return status
 
@@ -90,31 +73,7 @@ def from_status(status: status_pb2.Status) -> QuireError | None:
         return None
     if info is None:
         return None
-    return _received(info.reason, code, status.message, info.metadata, retry_after_ms)
-
-
-def refusal_of(error: QuireError) -> Refusal:
-    """The error as a part of an answer. Cut as in `to_status`: one answer may hold a thousand of them."""
-    return Refusal(
-        reason=error.reason,
-        message=_cut(error.message, MESSAGE_BYTES_MAX),
-        details=_bounded(error.details.items()),
-        retry_after_ms=None if error.retry_after_ms is None else _bounded_retry_after_ms(error.retry_after_ms),
-        status=int(error.status),
-    )
-
-
-def from_refusal(refusal: Refusal) -> QuireError:
-    """The error that a part of an answer describes. Trusts no part of it.
-
-    A status that is none counts as UNKNOWN: whoever refuses without saying how has not said that nothing was done.
-    """
-    try:
-        code = Status(refusal.status)
-    except ValueError:
-        code = Status.UNKNOWN
-    retry_after_ms = _bounded_retry_after_ms(refusal.retry_after_ms) if refusal.HasField("retry_after_ms") else None
-    return _received(refusal.reason, code, refusal.message, refusal.details, retry_after_ms)
+    return described(info.reason, code, status.message, info.metadata, retry_after_ms)
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> QuireError:
@@ -126,27 +85,12 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> QuireError:
             # Another code than the call's own: the transport overruled the server, so nobody knows what it answered.
             if received is not None and received.code == status and (sent := from_status(received)) is not None:
                 return sent
-    return _without_details(status, _cut(error.details() or "", MESSAGE_BYTES_MAX))
+    return _without_details(status, cut(error.details() or "", MESSAGE_BYTES_MAX))
 
 
 def never_left(error: grpc.aio.AioRpcError) -> bool:
     """Whether no connection came about for the call, so that nothing of it, nor of its stream, reached anybody."""
     return error.code() == grpc.StatusCode.UNAVAILABLE and (error.details() or "").startswith(_NEVER_SENT)
-
-
-def _received(
-    reason: str, code: Status, message: str, details: Mapping[str, str], retry_after_ms: int | None
-) -> QuireError:
-    """The class behind a reason, with a peer's words in it."""
-    message = _cut(message, MESSAGE_BYTES_MAX)
-    bounded = _bounded(sorted(details.items()))
-    known = ERRORS_BY_REASON.get(reason)
-    if known is not None:
-        try:
-            return known.from_wire(message, bounded, retry_after_ms=retry_after_ms)
-        except (KeyError, ValueError):
-            pass  # the details lack what the class promises: better no class than a wrong offset
-    return _unrecognized(reason, code, message, bounded, retry_after_ms)
 
 
 def _without_details(status: Status, text: str) -> QuireError:
@@ -163,18 +107,6 @@ def _without_details(status: Status, text: str) -> QuireError:
     )
 
 
-def _unrecognized(
-    reason: str, status: Status, message: str, details: Mapping[str, str], retry_after_ms: int | None
-) -> QuireError:
-    """An error whose reason this version does not know: act on its status, and hand on what it said."""
-    kind = OutcomeUnknownError if status in _UNDECIDED else QuireError
-    error = kind.from_wire(message, details, retry_after_ms=retry_after_ms)
-    error.reason = reason if _REASON.fullmatch(reason) else QuireError.reason
-    error.status = status
-    error.retriable = status in _TRY_LATER
-    return error
-
-
 def _unpack(status: status_pb2.Status) -> tuple[error_details_pb2.ErrorInfo | None, int | None]:
     """Our ErrorInfo and the milliseconds of the RetryInfo, from a status that anyone may have made."""
     info: error_details_pb2.ErrorInfo | None = None
@@ -185,7 +117,7 @@ def _unpack(status: status_pb2.Status) -> tuple[error_details_pb2.ErrorInfo | No
             info = candidate if candidate.domain == DOMAIN else None
         elif retry_after_ms is None and detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
             delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
-            retry_after_ms = _bounded_retry_after_ms(delay.seconds * 1000 + delay.nanos // 1_000_000)
+            retry_after_ms = bounded_retry_after_ms(delay.seconds * 1000 + delay.nanos // 1_000_000)
     return info, retry_after_ms
 
 
@@ -194,32 +126,6 @@ def _parse(value: bytes) -> status_pb2.Status | None:
         return status_pb2.Status.FromString(value)
     except DecodeError:
         return None
-
-
-def _bounded(details: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """As many of the details as fit, each cut to its limit."""
-    fitting: dict[str, str] = {}
-    left = DETAILS_BYTES_MAX
-    for key, value in details:
-        key, value = _cut(key, DETAIL_KEY_BYTES_MAX), _cut(value, DETAIL_BYTES_MAX)
-        left -= len(key.encode()) + len(value.encode()) + 8  # 8: tags and lengths of a map entry
-        if left < 0:
-            break
-        fitting[key] = value
-    return fitting
-
-
-def _bounded_retry_after_ms(retry_after_ms: int) -> int:
-    return min(max(retry_after_ms, 0), RETRY_AFTER_MS_MAX)
-
-
-def _cut(text: str, bytes_max: int) -> str:
-    """The text as UTF-8 can carry it, within the limit, with a mark where something is missing."""
-    encoded = text.encode(errors="replace")  # file names may hold surrogates, which protobuf refuses
-    if len(encoded) > bytes_max:
-        encoded = encoded[: bytes_max - len(_CUT.encode())]
-        return encoded.decode(errors="ignore") + _CUT
-    return encoded.decode()
 
 
 _CODES: Final[Mapping[Status, grpc.StatusCode]] = {

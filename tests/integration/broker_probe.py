@@ -13,7 +13,7 @@ import grpc.aio
 
 from quire.errors import LogBusyError, QuireError
 from quire.records import decode, encode_columns, iter_batches
-from quire.rpc_errors import from_refusal
+from quire.refusals import from_refusal
 from quire.v1 import broker_pb2, broker_pb2_grpc, records_pb2, topics_pb2
 from tests.integration.broker_cluster import MESSAGE_BYTES_MAX, BrokerProcess
 from tests.integration.controller_cluster import eventually, told

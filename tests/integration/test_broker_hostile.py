@@ -31,7 +31,8 @@ from quire.errors import (
     UnsupportedFeatureError,
 )
 from quire.records import Codec
-from quire.rpc_errors import from_refusal, from_rpc_error
+from quire.refusals import from_refusal
+from quire.rpc_errors import from_rpc_error
 from quire.v1 import broker_pb2, controller_pb2
 from tests.integration.broker_cluster import LEASE_MS, BrokerCluster, BrokerProcess, tail
 from tests.integration.broker_probe import (

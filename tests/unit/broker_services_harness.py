@@ -23,7 +23,7 @@ from quire.errors import QuireError
 from quire.process.rpc import context as request_context
 from quire.records import BatchOptions, decode, encode_columns, iter_batches
 from quire.records.header import HEADER_BYTES, pack_batch, parse_header
-from quire.rpc_errors import from_refusal
+from quire.refusals import from_refusal
 from quire.v1 import broker_pb2, controller_pb2, errors_pb2, metadata_pb2, records_pb2, topics_pb2
 from quire_broker.replica.config import ReplicaConfig
 from quire_broker.runtime.budget import Memory

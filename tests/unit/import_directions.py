@@ -33,7 +33,24 @@ BASE: Final = ("quire.records", "quire.types", "quire.errors", "quire.lease", "q
 
 PURE_LINK: Final = tuple(f"quire.link.{name}" for name in ("frames", "handshake", "liveness", "backoff"))
 """The part of the peer link that decides."""
-WITH_STUBS: Final = (*PURE_LINK, "quire_controller.state", "quire_broker.state")
+CLIENT_CORES: Final = tuple(
+    f"quire._client.{name}"
+    for name in (
+        *("accumulator", "arguments", "batch", "descriptions", "dispatch", "intake", "message", "outbox"),
+        *("partitioners", "picture", "promise", "reading", "room", "starts", "stored", "topic_config", "verdicts"),
+    )
+)
+"""The part of the SDK that decides: what waits, goes where and when, and means what. Only they may use each other."""
+CLIENT_SHELLS: Final = tuple(
+    f"quire._client.{name}"
+    for name in (
+        *("addresses", "admin", "aio_admin", "aio_consumer", "aio_producer", "channels", "cluster", "consumer"),
+        *("consuming", "deliveries", "loop_thread", "offsets", "options", "produce_link", "producer"),
+        *("producer_options", "producing", "signals", "subscribe_link", "tasks"),
+    )
+)
+"""The part that runs them."""
+WITH_STUBS: Final = (*PURE_LINK, *CLIENT_CORES, "quire.refusals", "quire_controller.state", "quire_broker.state")
 """Pure code that reads and writes messages, so unlike the base it may use the stubs."""
 
 IMPURE: Final = (
@@ -72,6 +89,9 @@ def check(module: str, source: str, *, is_package: bool = False) -> list[Violati
     """Every import in `source`, the text of `module`, that goes the wrong way."""
     tree = ast.parse(source)
     found: list[Violation] = []
+    if module.startswith("quire._client.") and not _within(module, *CLIENT_CORES, *CLIENT_SHELLS):
+        what = "is neither among CLIENT_CORES nor CLIENT_SHELLS: give it a place there"
+        found.append(Violation(module, 1, what))
     if _within(module, *SERVERS) and _layer(module) not in LAYERS:
         what = f"is in '{_layer(module)}', which has no place among the layers: give it one in LAYERS"
         found.append(Violation(module, 1, what))
@@ -136,7 +156,9 @@ def _complaints(module: str, imported: str) -> Iterator[str]:
     if _is_pure(module):
         if _within(imported, *IMPURE) and not _within(imported, *PURE_PARTS):
             yield f"imports {imported}, and is to be pure"
-        allowed = (*BASE, *PURE_LINK, "quire.v1") if _within(module, *WITH_STUBS) else BASE
+        allowed = (*BASE, *PURE_LINK, "quire.refusals", "quire.v1") if _within(module, *WITH_STUBS) else BASE
+        if _within(module, *CLIENT_CORES):
+            allowed = (*allowed, *CLIENT_CORES)
         if _within(imported, "quire") and not _within(imported, *allowed):
             yield f"imports {imported}, and may use only {', '.join(allowed)} of the client package"
     for library, home in ONLY_IN.items():
@@ -154,7 +176,7 @@ def _layer(module: str) -> str:
 
 
 def _is_pure(module: str) -> bool:
-    if _within(module, *BASE, *PURE_LINK):
+    if _within(module, *BASE, *WITH_STUBS):
         return True
     return _within(module, *SERVERS) and _layer(module) in CORES
 

@@ -16,7 +16,7 @@ from quire.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from quire.rpc_errors import from_refusal
+from quire.refusals import from_refusal
 from quire.v1 import broker_pb2, durability_pb2, records_pb2
 from quire_broker.service import answers, produce_stream
 from tests.unit.broker_services_harness import (

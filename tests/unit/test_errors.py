@@ -16,7 +16,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from quire import errors, rpc_errors
+from quire import errors, refusals, rpc_errors
 from quire.errors import (
     ERRORS_BY_REASON,
     DamagedRangeError,
@@ -334,7 +334,7 @@ def test_damaged_range_without_offsets_is_not_made_up(end_offset: str | None) ->
         (Duration(nanos=1_500_000), 1),
         (Duration(seconds=2), 2000),
         (Duration(seconds=-5), 0),
-        (Duration(seconds=2**62), rpc_errors.RETRY_AFTER_MS_MAX),
+        (Duration(seconds=2**62), refusals.RETRY_AFTER_MS_MAX),
     ],
 )
 def test_pause_is_bounded(delay: Duration, retry_after_ms: int) -> None:
@@ -344,7 +344,7 @@ def test_pause_is_bounded(delay: Duration, retry_after_ms: int) -> None:
 def test_texts_are_bounded_on_arrival() -> None:
     metadata = {f"{n}" + "k" * 200: "v" * 5000 for n in range(500)}
     error = received(status_of("LOG_BUSY", metadata=metadata, message="m" * 50_000))
-    assert len(error.message.encode()) <= rpc_errors.MESSAGE_BYTES_MAX
+    assert len(error.message.encode()) <= refusals.MESSAGE_BYTES_MAX
     assert sum(len(key.encode()) + len(value.encode()) for key, value in error.details.items()) <= 1792
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.import_directions import CORES, LAYERS, check, check_tree
+from tests.unit.import_directions import BASE, CLIENT_SHELLS, CORES, LAYERS, WITH_STUBS, check, check_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("client", "broker", "controller", "pipeline")
@@ -17,6 +17,14 @@ def test_our_imports_go_one_way(folder: str) -> None:
     count, found = check_tree(ROOT / folder)
     assert count > 0
     assert [str(violation) for violation in found] == []
+
+
+def test_what_is_listed_is_there() -> None:
+    def is_there(name: str) -> bool:
+        places = [ROOT / folder / name.replace(".", "/") for folder in FOLDERS]
+        return any(place.is_dir() or place.with_suffix(".py").is_file() for place in places)
+
+    assert [name for name in (*BASE, *WITH_STUBS, *CLIENT_SHELLS) if not is_there(name)] == []
 
 
 def test_no_cycle_among_the_layers() -> None:
@@ -77,6 +85,16 @@ def test_no_cycle_among_the_layers() -> None:
         ("quire.records.codec", "from quire.v1 import records_pb2", "may use only"),
         *(("quire.link.frames", f"import {name}", "is to be pure") for name in ("asyncio", "ssl", "random", "time")),
         ("quire.link.handshake", "from quire.link.session import Session", "may use only"),
+        *((f"quire._client.{name}", "import time", "is to be pure") for name in ("outbox", "intake", "picture")),
+        ("quire._client.dispatch", "from quire._client.cluster import Cluster", "may use only"),
+        ("quire._client.intake", "from quire.rpc_errors import from_rpc_error", "may use only"),
+        (
+            "quire._client.outbox",
+            "if TYPE_CHECKING:\n    from quire._client.aio_admin import Admin",
+            "may use only",
+        ),
+        ("quire._client.newcomer", "", "give it a place"),
+        ("quire.refusals", "import grpc", "is to be pure"),
         # what one place alone may import
         ("quire.records.codec", "from aiokafka.record import x", "only quire.records._cython does"),
         ("quire_broker.runtime.loop", "import aiokafka", "only quire.records._cython does"),
@@ -105,6 +123,9 @@ def test_planted_import_is_found(module: str, source: str, complaint: str) -> No
         ("quire.link.handshake", "from quire.link.frames import Frame\nfrom quire.v1 import peer_pb2"),
         ("quire.link.session", "import asyncio\nfrom quire.link.frames import Frame"),
         ("quire.records.codec", "from quire.errors import QuireError\nfrom . import header\nimport struct"),
+        ("quire._client.outbox", "from quire._client.batch import Batch\nfrom quire.link.backoff import Backoff"),
+        ("quire._client.intake", "from quire.refusals import from_refusal\nfrom quire.v1 import broker_pb2"),
+        ("quire._client.cluster", "import asyncio\nfrom quire._client.picture import Picture"),
         ("quire.rpc_errors", "import grpc\nfrom google.rpc import status_pb2"),
         ("quire_broker.log.log", "from quire_broker.ports import Disk\nfrom .segment import Segment\nimport crc32c"),
         ("quire_broker.log.names", "from pathlib import PurePosixPath"),

@@ -218,7 +218,7 @@ def test_throttle_does_not_lose_the_count_of_a_forgotten_key() -> None:
 
 def test_bare_client_imports_nothing_of_this() -> None:
     code = """
-import sys, quire, quire.cli, quire.errors, quire.records, quire.rpc_errors, quire.types
+import sys, quire, quire.cli, quire.errors, quire.records, quire.refusals, quire.rpc_errors, quire.types
 ours = ('structlog', 'prometheus_client', 'uvloop', 'quire.process', 'quire.config')
 print([name for name in sys.modules if name.startswith(ours)])
 """

@@ -28,7 +28,7 @@ from quire.errors import (
 from quire.link.backoff import Backoff
 from quire.records import BatchBuilder, pack_batch, parse_batch, patch
 from quire.records.header import HEADER_BYTES
-from quire.rpc_errors import refusal_of
+from quire.refusals import refusal_of
 from quire.v1 import broker_pb2
 
 CREDIT: Final = 2_000

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire import rpc_errors
+from quire import refusals
 from quire.errors import (
     ERRORS_BY_REASON,
     DamagedRangeError,
@@ -16,7 +16,7 @@ from quire.errors import (
     QuireError,
     Status,
 )
-from quire.rpc_errors import from_refusal, refusal_of
+from quire.refusals import from_refusal, refusal_of
 from quire.v1.errors_pb2 import Refusal
 
 
@@ -40,7 +40,7 @@ def test_every_error_survives(row: type[QuireError]) -> None:
 def test_pause_travels_and_is_bounded() -> None:
     assert from_refusal(refusal_of(LogBusyError("later", retry_after_ms=250))).retry_after_ms == 250
     assert not refusal_of(QuireError("no")).HasField("retry_after_ms")
-    for asked, granted in ((-5, 0), (1 << 60, rpc_errors.RETRY_AFTER_MS_MAX)):
+    for asked, granted in ((-5, 0), (1 << 60, refusals.RETRY_AFTER_MS_MAX)):
         assert from_refusal(Refusal(reason="LOG_BUSY", status=8, retry_after_ms=asked)).retry_after_ms == granted
         assert refusal_of(LogBusyError("later", retry_after_ms=asked)).retry_after_ms == granted
 
@@ -53,8 +53,8 @@ def test_texts_are_bounded_both_ways() -> None:
         reason="LOG_BUSY", status=8, message="m" * 50_000, details={f"{n}": "v" * 5000 for n in range(500)}
     )
     error = from_refusal(huge)
-    assert len(error.message.encode()) <= rpc_errors.MESSAGE_BYTES_MAX
-    assert sum(len(key) + len(value.encode()) for key, value in error.details.items()) <= rpc_errors.DETAILS_BYTES_MAX
+    assert len(error.message.encode()) <= refusals.MESSAGE_BYTES_MAX
+    assert sum(len(key) + len(value.encode()) for key, value in error.details.items()) <= refusals.DETAILS_BYTES_MAX
 
 
 def test_reason_of_a_newer_server_is_kept_and_acted_on_by_its_status() -> None:

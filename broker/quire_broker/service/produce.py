@@ -23,7 +23,7 @@ from quire.errors import (
 )
 from quire.process.rpc.context import current
 from quire.records.header import LENGTH_FIELD_END, iter_batches, parse_header
-from quire.rpc_errors import refusal_of
+from quire.refusals import refusal_of
 from quire.types import Buffer
 from quire.v1 import broker_pb2, durability_pb2, records_pb2
 from quire_broker.runtime.budget import Charge

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Final, TypeAlias
 
 from quire.errors import QuireError, UnavailableError
-from quire.rpc_errors import refusal_of
+from quire.refusals import refusal_of
 from quire.v1 import broker_pb2
 from quire_broker.service.answers import MESSAGE_BYTES, Answers, CallContext, Caller, Loan
 from quire_broker.service.produce import Producing, Work

@@ -30,7 +30,7 @@ from quire.errors import (
 )
 from quire.records import decode, parse_header
 from quire.records.header import BatchHeader
-from quire.rpc_errors import from_refusal
+from quire.refusals import from_refusal
 from quire.v1 import broker_pb2
 
 BAD_BYTES_MAX: Final = 3

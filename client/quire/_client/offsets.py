@@ -12,7 +12,8 @@ from quire._client.cluster import Cluster, new_backoff, unknown_topic
 from quire._client.starts import LATEST, Place
 from quire._client.stored import TopicPartition
 from quire.errors import OutcomeUnknownError, QuireError, UnavailableError, UnknownPartitionError
-from quire.rpc_errors import from_refusal, from_rpc_error
+from quire.refusals import from_refusal
+from quire.rpc_errors import from_rpc_error
 from quire.v1 import broker_pb2, broker_pb2_grpc, metadata_pb2, topics_pb2
 
 QUERIES_MAX: Final = 1_000

@@ -14,7 +14,8 @@ from quire._client.cluster import Cluster, new_backoff, no_connection
 from quire._client.dispatch import Entry, Load
 from quire._client.stored import Durability, Placed
 from quire.errors import OutcomeUnknownError, QuireError, UnavailableError
-from quire.rpc_errors import from_refusal, from_rpc_error, never_left
+from quire.refusals import from_refusal
+from quire.rpc_errors import from_rpc_error, never_left
 from quire.v1 import broker_pb2, broker_pb2_grpc, durability_pb2, records_pb2, topics_pb2
 
 REQUESTS_MAX: Final = 64
