@@ -50,6 +50,8 @@ CLIENT_SHELLS: Final = tuple(
     )
 )
 """The part that runs them."""
+PURE_VERIFY: Final = tuple(f"quire.verify.{name}" for name in ("line", "anomalies", "sorting", "gaps", "judge"))
+"""The checks of a history. What reads and writes files stands beside them."""
 WITH_STUBS: Final = (*PURE_LINK, *CLIENT_CORES, "quire.refusals", "quire_controller.state", "quire_broker.state")
 """Pure code that reads and writes messages, so unlike the base it may use the stubs."""
 
@@ -159,6 +161,8 @@ def _complaints(module: str, imported: str) -> Iterator[str]:
         allowed = (*BASE, *PURE_LINK, "quire.refusals", "quire.v1") if _within(module, *WITH_STUBS) else BASE
         if _within(module, *CLIENT_CORES):
             allowed = (*allowed, *CLIENT_CORES)
+        if _within(module, *PURE_VERIFY):
+            allowed = (*allowed, *PURE_VERIFY)
         if _within(imported, "quire") and not _within(imported, *allowed):
             yield f"imports {imported}, and may use only {', '.join(allowed)} of the client package"
     for library, home in ONLY_IN.items():
@@ -176,7 +180,7 @@ def _layer(module: str) -> str:
 
 
 def _is_pure(module: str) -> bool:
-    if _within(module, *BASE, *WITH_STUBS):
+    if _within(module, *BASE, *WITH_STUBS, *PURE_VERIFY):
         return True
     return _within(module, *SERVERS) and _layer(module) in CORES
 

@@ -95,6 +95,8 @@ def test_no_cycle_among_the_layers() -> None:
         ),
         ("quire._client.newcomer", "", "give it a place"),
         ("quire.refusals", "import grpc", "is to be pure"),
+        ("quire.verify.judge", "import tempfile", "is to be pure"),
+        ("quire.verify.judge", "from quire.verify.spill import Spill", "may use only"),
         # what one place alone may import
         ("quire.records.codec", "from aiokafka.record import x", "only quire.records._cython does"),
         ("quire_broker.runtime.loop", "import aiokafka", "only quire.records._cython does"),
@@ -122,6 +124,7 @@ def test_planted_import_is_found(module: str, source: str, complaint: str) -> No
         ("quire.records._cython", "from aiokafka.record import _crecords"),
         ("quire.link.handshake", "from quire.link.frames import Frame\nfrom quire.v1 import peer_pb2"),
         ("quire.link.session", "import asyncio\nfrom quire.link.frames import Frame"),
+        ("quire.verify.judge", "from quire.verify.line import Operation\nfrom quire.errors import QuireError"),
         ("quire.records.codec", "from quire.errors import QuireError\nfrom . import header\nimport struct"),
         ("quire._client.outbox", "from quire._client.batch import Batch\nfrom quire.link.backoff import Backoff"),
         ("quire._client.intake", "from quire.refusals import from_refusal\nfrom quire.v1 import broker_pb2"),
