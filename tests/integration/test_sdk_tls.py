@@ -14,7 +14,9 @@ from quire import Admin, Consumer, Producer
 from quire.errors import InvalidArgumentError, UnavailableError
 from quire.link import certs
 from tests.integration.broker_cluster import LEASE_MS, BrokerCluster
+from tests.integration.cli_runs import run_here
 from tests.integration.controller_cluster import CLUSTER_ID
+from tests.integration.up_processes import environment
 
 
 class Secured(NamedTuple):
@@ -58,6 +60,15 @@ def test_everything_works_with_certificates(cluster: Secured) -> None:
             seen = {(message.partition, message.offset) for _, message in zip(range(10), consumer, strict=False)}
         assert seen == {(each.partition, each.offset) for each in stored}
         assert admin.describe_cluster().brokers[0].listeners[0].tls
+
+
+def test_the_command_takes_certificates_from_its_variables(cluster: Secured) -> None:
+    bootstrap = {"QUIRE_BOOTSTRAP": ",".join(cluster.addresses)}
+    files = {"QUIRE_TLS_CA": str(cluster.ca), "QUIRE_TLS_CERT": str(cluster.own)}
+    done = run_here(["cluster"], input=b"", environ={**environment(), **bootstrap, **files})
+    assert (done.code, done.stderr) == (0, "")
+    without = run_here(["cluster"], input=b"", environ={**environment(), **bootstrap})
+    assert without.code == 1
 
 
 @pytest.mark.parametrize("given", [{}, {"tls_ca": True}], ids=["plain text", "no certificate of its own"])

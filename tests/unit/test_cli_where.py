@@ -51,6 +51,7 @@ def test_what_is_no_address() -> None:
         Where("a:0").check()
 
 
-def test_the_variable_of_the_command_keeps_no_process_from_starting() -> None:
+@pytest.mark.parametrize("variable", [options.VARIABLE, options.TLS_CA_VARIABLE, options.TLS_CERT_VARIABLE])
+def test_the_variables_of_the_command_keep_no_process_from_starting(variable: str) -> None:
     flags = ["--node-id=n1", "--node-cluster-id=x"]
-    assert load(flags, environ={options.VARIABLE: "elsewhere:7400"}).config.node.id == "n1"
+    assert load(flags, environ={variable: "elsewhere"}).config.node.id == "n1"

@@ -9,6 +9,8 @@ import typer
 
 VARIABLE: Final = "QUIRE_BOOTSTRAP"
 DEFAULT: Final = "localhost:7400"
+TLS_CA_VARIABLE: Final = "QUIRE_TLS_CA"
+TLS_CERT_VARIABLE: Final = "QUIRE_TLS_CERT"
 
 Bootstrap = Annotated[
     str,
@@ -23,11 +25,25 @@ Bootstrap = Annotated[
 ]
 TlsCa = Annotated[
     Path | None,
-    typer.Option("--tls-ca", metavar="FILE", help="Speak TLS; brokers are to be of this CA.", show_default=False),
+    typer.Option(
+        "--tls-ca",
+        metavar="FILE",
+        envvar=TLS_CA_VARIABLE,
+        show_envvar=False,
+        help=f"Speak TLS; brokers are to be of this CA. {TLS_CA_VARIABLE} sets it, too.",
+        show_default=False,
+    ),
 ]
 TlsCert = Annotated[
     Path | None,
-    typer.Option("--tls-cert", metavar="FILE", help="Your own key and certificate.", show_default=False),
+    typer.Option(
+        "--tls-cert",
+        metavar="FILE",
+        envvar=TLS_CERT_VARIABLE,
+        show_envvar=False,
+        help=f"Your own key and certificate. {TLS_CERT_VARIABLE} sets it, too.",
+        show_default=False,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="The topic.")]

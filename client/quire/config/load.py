@@ -22,7 +22,7 @@ FILE_VARIABLE: Final = f"{PREFIX}_CONFIG"
 FILE_BYTES_MAX: Final = 1024 * 1024
 PROBLEMS_SHOWN_MAX: Final = 10
 
-CLIENT_VARIABLES: Final = frozenset({f"{PREFIX}_BOOTSTRAP"})
+CLIENT_VARIABLES: Final = frozenset({f"{PREFIX}_BOOTSTRAP", f"{PREFIX}_TLS_CA", f"{PREFIX}_TLS_CERT"})
 """What the `quire` command reads, and no process: it may well be there where somebody starts one."""
 VARIABLES: Final = {key.variable: key for key in KEYS.values()}
 FLAGS: Final = {key.flag: key for key in KEYS.values()}
