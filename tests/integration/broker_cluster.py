@@ -32,9 +32,12 @@ import ctypes, os, runpy, signal, sys
 ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, signal.SIGKILL)  # whatever ends the tests ends the brokers
 if os.getppid() != int(sys.argv.pop(1)):
     sys.exit("the tests are gone")
-runpy.run_module("quire_broker", run_name="__main__", alter_sys=True)
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
-"""`python -m quire_broker`. Not by `preexec_fn`: gRPC, which the tests use, does not like to be forked."""
+"""`python -m quire_broker`, or a module that runs it.
+
+Not by `preexec_fn`: gRPC, which the tests use, does not like to be forked.
+"""
 
 LEASE_MS: Final = 3_000
 END_S_MAX: Final = 30.0
@@ -50,6 +53,8 @@ class BrokerProcess:
         self.client_port, self.peer_port, self.metrics_port = client, peer, metrics
         self.data_dir = cluster.folder / self.node_id
         self.log = cluster.folder / f"{self.node_id}.log"
+        self.runs = ["quire_broker"]
+        """The module that is run, and what it is told before the flags."""
         self._cluster = cluster
         self._channel: grpc.aio.Channel | None = None
         self.process: subprocess.Popen[bytes] | None = None
@@ -78,7 +83,7 @@ class BrokerProcess:
     def start(self, **changed: str | int | Path) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", LAUNCHER, str(os.getpid()), *self.arguments(**changed)],
+                [sys.executable, "-c", LAUNCHER, str(os.getpid()), *self.runs, *self.arguments(**changed)],
                 cwd=REPOSITORY,
                 env={name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")},
                 stdin=subprocess.DEVNULL,

@@ -41,9 +41,12 @@ import ctypes, os, runpy, signal, sys
 ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, signal.SIGKILL)  # whatever ends the tests ends the members
 if os.getppid() != int(sys.argv.pop(1)):
     sys.exit("the tests are gone")
-runpy.run_module("quire_controller", run_name="__main__", alter_sys=True)
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
-"""`python -m quire_controller`. Not by `preexec_fn`: gRPC, which the tests use, does not like to be forked."""
+"""`python -m quire_controller`, or a module that runs it.
+
+Not by `preexec_fn`: gRPC, which the tests use, does not like to be forked.
+"""
 
 T = TypeVar("T")
 
@@ -58,6 +61,8 @@ class Member:
         self.peer_port, self.grpc_port, self.metrics_port = peer, grpc_port, metrics
         self.data_dir = cluster.folder / member_id
         self.log = cluster.folder / f"{member_id}.log"
+        self.runs = ["quire_controller"]
+        """The module that is run, and what it is told before the flags."""
         self._cluster = cluster
         self._channel: grpc.aio.Channel | None = None
         self.process: subprocess.Popen[bytes] | None = None
@@ -90,7 +95,7 @@ class Member:
     def start(self, **changed: str | int | Path) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", LAUNCHER, str(os.getpid()), *self.arguments(**changed)],
+                [sys.executable, "-c", LAUNCHER, str(os.getpid()), *self.runs, *self.arguments(**changed)],
                 cwd=REPOSITORY,
                 env={name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")},
                 stdin=subprocess.DEVNULL,
