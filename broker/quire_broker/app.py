@@ -190,7 +190,9 @@ class Broker:
             fetching=Fetching(self._reading, answers),
             offsets=Offsets(self._partitions, answers),
             subscriptions=Subscriptions(self._reading, answers),
-            following=Following(self._image, self._partitions, answers, limits=limits),
+            following=Following(
+                self._image, self._partitions, answers, limits=limits, has_lease=self._membership.may_lead
+            ),
             next_producer_id=self._membership.next_producer_id,
         )
         self._forwarding = Forwarding(self._controllers, answers)

@@ -296,6 +296,7 @@ class World:
             self.partitions,
             self.answers,
             limits=broker_pb2.BrokerLimits(request_bytes_max=32 * MIB, attributes_allowed=ATTRIBUTES_TAKEN),
+            has_lease=lambda: self.may_lead,
         )
         self._running: asyncio.Task[None] | None = None
         self._open: list[Stream] = []

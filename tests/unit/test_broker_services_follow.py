@@ -322,6 +322,25 @@ async def test_stopping_ends_streams() -> None:
             assert isinstance(await stream.closed(), UnavailableError)
 
 
+@virtual
+async def test_a_broker_without_a_lease_sends_its_followers_elsewhere() -> None:
+    """Else a client that reaches it, while the controllers do not, would never hear of a new leader."""
+    async with World() as world:
+        orders = await world.create("orders")
+        picture = Picture(world.follow(ref("orders")))
+        await picture.take()
+        await asyncio.sleep(5 * follow.ALIVE_S)
+        assert not (await picture.take()).partitions, "it says that it is there"
+        world.may_lead = False
+        assert isinstance(await picture.stream.closed(), UnavailableError)
+        # Who knows nobody else yet learns of the others first.
+        late = Picture(world.follow(ref("orders")))
+        await late.take()
+        assert late.brokers
+        assert late.leaders(orders)
+        assert isinstance(await late.stream.closed(), UnavailableError)
+
+
 # --- hostile --------------------------------------------------------------------------------------------------------
 
 LONGEST: Final = "x" * 249

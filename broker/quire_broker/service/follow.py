@@ -8,7 +8,7 @@ all of its time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from quire.errors import InvalidArgumentError, InvalidTopicNameError, QuireError, UnavailableError
@@ -35,12 +35,19 @@ class Following:
     """All FollowTopics streams."""
 
     def __init__(
-        self, image: MetadataImage, partitions: Partitions, answers: Answers, *, limits: broker_pb2.BrokerLimits
+        self,
+        image: MetadataImage,
+        partitions: Partitions,
+        answers: Answers,
+        *,
+        limits: broker_pb2.BrokerLimits,
+        has_lease: Callable[[], bool],
     ) -> None:
         self._image = image
         self._partitions = partitions
         self._answers = answers
         self._limits = limits
+        self._has_lease = has_lease
         self._wakers: dict[asyncio.Event, None] = {}
         self._stopping = False
 
@@ -82,6 +89,13 @@ class Following:
                     async with asyncio.timeout(ALIVE_S):
                         await changed.wait()
                 except TimeoutError:
+                    # Without a lease nothing says that what it knows is still so. A client that reaches it, while the
+                    # controllers do not, would wait with it for as long as that lasts, and hear of no new leader.
+                    if not self._has_lease():
+                        raise UnavailableError(
+                            "this broker is out of touch with the controllers, and what it knows may be out of date; "
+                            "follow another one"
+                        ) from None
                     alive = broker_pb2.FollowTopicsResponse(
                         version=self._image.version, cluster_id=self._image.cluster_id
                     )
