@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 
@@ -12,7 +14,8 @@ from quire import Admin, Consumer, Delivery, Message, Producer, TopicPartition, 
 from tests.integration.broker_cluster import BrokerProcess
 from tests.integration.sdk_cluster import SdkCluster, eventually, sdk_cluster
 
-ROUNDS = 5
+KILLS = 20
+"""SIGKILLs under load. Those that hit a broker while it starts come on top."""
 PARTITIONS = 2
 
 
@@ -37,48 +40,106 @@ class Reader(threading.Thread):
             self.error = error
 
 
-def test_killed_brokers_lose_nothing_double_nothing_and_keep_the_order(cluster: SdkCluster) -> None:
-    topic = cluster.topic(partitions=PARTITIONS)
-    sent: dict[int, list[tuple[bytes, Delivery]]] = {partition: [] for partition in range(PARTITIONS)}
-    stop = threading.Event()
+class Sender(threading.Thread):
+    """Sends numbers to all partitions, a steady stream, until it is told to stop."""
 
-    def send(producer: Producer) -> None:
-        number = 0
-        while not stop.is_set():
-            for partition in range(PARTITIONS):
+    def __init__(self, producer: Producer, topic: str) -> None:
+        super().__init__(name="sender")
+        self.sent: dict[int, list[tuple[bytes, Delivery]]] = {partition: [] for partition in range(PARTITIONS)}
+        self.stop = threading.Event()
+        self._producer = producer
+        self._topic = topic
+
+    def run(self) -> None:
+        for number in itertools.count():
+            if self.stop.is_set():
+                return
+            for partition, records in self.sent.items():
                 value = b"%08d" % number
-                sent[partition].append((value, producer.send(topic, value, partition=partition)))
-            number += 1
+                records.append((value, self._producer.send(self._topic, value, partition=partition)))
             if not number % 20:
-                stop.wait(0.001)  # a steady stream, not as many as ever possible
+                self.stop.wait(0.001)  # not as many as ever possible
 
+
+def test_killed_brokers_lose_nothing_double_nothing_and_keep_the_order(cluster: SdkCluster) -> None:
+    """At any moment: one or both, after any number of records, while they start, and just after a topic was made."""
+    random = Random(4)  # the moments; what happens at them is another thing each time
+    topic = cluster.topic(partitions=PARTITIONS)
+    made: list[tuple[str, Delivery]] = []
     with Producer(cluster.addresses) as producer, Consumer(cluster.addresses, topic, start="earliest") as consumer:
-        reader = Reader(consumer)
+        reader, sender = Reader(consumer), Sender(producer, topic)
         reader.start()
-        sender = threading.Thread(target=send, args=(producer,), name="sender")
         sender.start()
-        for number in range(ROUNDS):
-            victim: BrokerProcess = cluster.brokers[number % len(cluster.brokers)]
-            settled = _settled(sent)
-            _until(sent, settled + 2_000)
-            cluster.restart(victim)
-        settled = _settled(sent)
-        _until(sent, settled + 2_000)
-        stop.set()
-        sender.join()
+        try:
+            for kill in range(KILLS):
+                _until(sender.sent, _settled(sender.sent) + random.randrange(1, 2_000))
+                if kill % 4 == 1:
+                    new = cluster.topic()
+                    made.append((new, producer.send(new, b"first")))
+                victims = random.choice([cluster.brokers[:1], cluster.brokers[1:], cluster.brokers])
+                _kill(victims)
+                if (
+                    random.random() < 0.3
+                ):  # anew, as soon as it has said some more lines of what it says when it starts
+                    said, more = len(victims[0].events()), random.randrange(1, 6)
+                    _start(victims)
+                    eventually(lambda: len(victims[0].events()) >= said + more, "it does not start")  # noqa: B023  # called here
+                    _kill(victims)
+                _start(victims)
+            _until(sender.sent, _settled(sender.sent) + 2_000)
+        finally:
+            sender.stop.set()
+            sender.join()
         producer.flush(timeout_s=60)
 
-        for partition, records in sent.items():
+        for partition, records in sender.sent.items():
             offsets = [delivery.result().offset for _, delivery in records]
             assert offsets == list(range(len(records))), f"partition {partition}: lost, doubled or out of order"
-        total = sum(map(len, sent.values()))
+        total = sum(map(len, sender.sent.values()))
         eventually(lambda: len(reader.messages) >= total or reader.error is not None, "the reader misses messages")
         assert reader.error is None
         consumer.close()
         reader.join()
-    for partition, records in sent.items():
+    for partition, records in sender.sent.items():
         read = [(message.offset, message.value) for message in reader.messages if message.partition == partition]
         assert read == list(enumerate(value for value, _ in records))
+    assert len(made) == KILLS // 4
+    with Consumer(cluster.addresses, *(name for name, _ in made), start="earliest") as consumer:
+        first = _take(consumer, len(made))
+        assert {(each.topic, each.offset, each.value) for each in first} == {(name, 0, b"first") for name, _ in made}
+    assert [delivery.result().offset for _, delivery in made] == [0] * len(made)
+    for broker in cluster.brokers:
+        cluster.ready(broker)
+
+
+def test_topic_survives_a_kill_while_it_is_made(cluster: SdkCluster) -> None:
+    """Whoever makes it waits, and it is there once, with all that was stored in it."""
+    for number in range(4):
+        name = f"made-{number}"
+        with Admin(cluster.addresses) as admin, Producer(cluster.addresses) as producer:
+            making = threading.Thread(target=admin.create_topic, args=(name,), kwargs={"partitions": PARTITIONS})
+            victims = cluster.brokers if number % 2 else cluster.brokers[:1]
+            making.start()
+            _kill(victims)
+            _start(victims)
+            making.join(60)
+            assert [each.name for each in admin.list_topics()].count(name) == 1
+            stored = [producer.send(name, b"v", partition=partition).result(60) for partition in range(PARTITIONS)]
+            assert [each.offset for each in stored] == [0] * PARTITIONS
+    for broker in cluster.brokers:
+        cluster.ready(broker)
+
+
+def _kill(brokers: list[BrokerProcess]) -> None:
+    for broker in brokers:
+        broker.kill()
+    for broker in brokers:
+        broker.ended()
+
+
+def _start(brokers: list[BrokerProcess]) -> None:
+    for broker in brokers:
+        broker.start()
 
 
 def _until(sent: dict[int, list[tuple[bytes, Delivery]]], count: int) -> None:
