@@ -156,3 +156,10 @@ async def gauge(broker: BrokerProcess, name: str) -> float:
     _, text = await asyncio.to_thread(broker.http, "/metrics")
     [found] = [line for line in text.splitlines() if line.startswith(f"{name} ")]
     return float(found.split()[1])
+
+
+async def answered(broker: BrokerProcess, method: str) -> float:
+    """How many calls of a method of BrokerService ended well."""
+    _, text = await asyncio.to_thread(broker.http, "/metrics")
+    name = f'quire_rpc_calls_total{{method="/quire.v1.BrokerService/{method}",status="OK"}} '
+    return sum(float(line.removeprefix(name)) for line in text.splitlines() if line.startswith(name))
