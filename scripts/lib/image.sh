@@ -28,12 +28,13 @@ make_image() {
   echo "$tag: $(docker run --rm --network none "$tag" quire --version), $(docker image inspect --format '{{.Size}}' "$tag" | awk '{printf "%d MB", $1 / 1e6}')" >&2
 }
 
-# What the last build left without a name. Other builds' images stay.
+# What builds have left without a name. What other names stand for stays.
 _image_tidy() {
   local before=$1 tag=$2
-  [[ -n $before && $before != "$(docker image inspect --format '{{.Id}}' "$tag")" ]] || return 0
-  # Fails while a container of it runs, and that is as it should be.
-  docker image rm "$before" >/dev/null 2>&1 || true
+  if [[ -n $before && $before != "$(docker image inspect --format '{{.Id}}' "$tag")" ]]; then
+    # Fails while a container of it runs, or if it has another name, and that is as it should be.
+    docker image rm "$before" >/dev/null 2>&1 || true
+  fi
   # Of the first stages the newest is what makes the next build quick.
   docker images --quiet --filter dangling=true --filter label=quire.stage=build | tail -n +2 |
     xargs --no-run-if-empty docker image rm >/dev/null 2>&1 || true
