@@ -62,8 +62,15 @@ class Containers(Unable):
         await run(str(ROOT / "scripts/image"), "--tag", image_of(self.project), timeout_s=BUILD_S_MAX)
         await remove_stale()
         self._base = free_port_base(len(NODES))
+        await self.up()
+
+    async def up(self) -> None:
         await self._compose("up", "-d")
         await self.ready()
+
+    async def down(self) -> None:
+        """Containers and network go, volumes stay."""
+        await self._compose("down")
 
     async def end(self) -> None:
         await remove(self.project)
@@ -106,7 +113,7 @@ class Containers(Unable):
 
     async def wipe(self, node: str) -> None:
         container = await self._container(node)
-        assert (await self._state(container))["Running"] is False, f"{node} is running"
+        assert not (await self.inspect(node))["State"]["Running"], f"{node} is running"
         # `certs` has all volumes, and is made anew with the node.
         certs = await container_of(self.project, "certs")
         await docker("rm", container, *([certs] if certs else []))
@@ -191,6 +198,24 @@ class Containers(Unable):
         said = subprocess.run(logs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
         return said.stdout.decode(errors="replace")
 
+    async def exec(self, node: str, *command: str) -> str:
+        """What a command prints that is run in its container."""
+        return await docker("exec", await self._container(node), *command)
+
+    async def certificate(self, node: str) -> str:
+        """All that its file has, the key, too."""
+        return await self.exec(node, "cat", f"/var/lib/quire/certs/{node}.pem")
+
+    async def inspect(self, node: str) -> dict[str, Any]:
+        found = await self._inspect(node)
+        assert found is not None, f"{node} has no container"
+        return found
+
+    async def address(self, node: str) -> str:
+        address = _address(await self.inspect(node))
+        assert address is not None, f"{node} has no address"
+        return address
+
     # -- names -------------------------------------------------------------------------------------------------------
 
     @property
@@ -226,10 +251,6 @@ class Containers(Unable):
             return None
         found: dict[str, Any] = json.loads(await docker("inspect", container))[0]
         return found
-
-    async def _state(self, container: str) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads(await docker("inspect", "-f", "{{json .State}}", container))
-        return state
 
 
 def _address(inspected: dict[str, Any]) -> str | None:
