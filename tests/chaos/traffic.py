@@ -41,6 +41,7 @@ class Traffic:
         self._may_send.set()
         self._settled = asyncio.Condition()
         self._in_flight = 0
+        self.sent = 0
         self.acked = 0
         self.unknown = 0
         self.failed = 0
@@ -86,6 +87,7 @@ class Traffic:
                 await self._may_send.wait()
                 value, partition = f"{name}-{count}", count % self._partitions
                 self._in_flight += 1
+                self.sent += 1
                 began = time.monotonic()
                 self._history.add(name, Type.INVOKE, "send", topic=TOPIC, partition=partition, values=[value])
                 try:
