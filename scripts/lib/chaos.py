@@ -17,6 +17,7 @@ from quire.verify import Report
 from tests.chaos import report as reports
 from tests.chaos import timeline as timelines
 from tests.chaos.cluster import Cluster
+from tests.chaos.containers import Containers
 from tests.chaos.nemesis import possible, shuffled
 from tests.chaos.processes import Processes
 from tests.chaos.run import Run, inflict_all
@@ -58,10 +59,7 @@ def _cluster(kind: str, folder: Path) -> Cluster:
     if kind == "processes":
         (folder / "cluster").mkdir()
         return Processes(folder / "cluster")
-    from importlib import import_module
-
-    cluster: Cluster = import_module("tests.chaos.containers").Containers()
-    return cluster
+    return Containers()
 
 
 # --- the report ----------------------------------------------------------------------------------------------------
