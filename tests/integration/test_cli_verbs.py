@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -449,6 +449,43 @@ def test_bench(quire: Command) -> None:
 
 
 # --- on a terminal -------------------------------------------------------------------------------------------------
+
+
+# --- verify --------------------------------------------------------------------------------------------------------
+
+
+def test_verify_judges_what_was_sent_and_read(quire: Command, topic: str) -> None:
+    produced(quire, topic, "a", "b")
+    read = [json.loads(line) for line in quire.out("consume", topic, "-e", "--json").splitlines()]
+    offsets = [each["offset"] for each in read]
+    lines: list[dict[str, Any]] = [
+        {"format": "quire-history", "version": 1},
+        {"time": 1, "process": "p", "type": "invoke", "op": "send", "topic": topic, "values": ["a", "b"]},
+        {**_line(2, "p", "send", topic), "values": ["a", "b"], "offsets": offsets},
+        {
+            **_line(3, "full", "read", topic),
+            "values": [each["value"] for each in read],
+            "offsets": offsets,
+            "from": 0,
+        },
+    ]
+    assert quire.run("verify", "-", input=_history(lines)).stderr == ""
+    lines[-1] |= {"values": ["b"], "offsets": offsets[1:]}
+    done = quire.run("verify", "-", input=_history(lines), code=1)
+    assert b"lost" in done.stdout
+    done = quire.run("verify", "-", input=b"no history\n", code=2)
+    assert "standard input" in done.stderr
+
+
+def _line(time: int, process: str, op: str, topic: str) -> dict[str, Any]:
+    return {"time": time, "process": process, "type": "ok", "op": op, "topic": topic, "partition": 0}
+
+
+def _history(lines: list[dict[str, Any]]) -> bytes:
+    return "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+
+
+# --- all verbs -----------------------------------------------------------------------------------------------------
 
 
 def test_terminal_is_safe_from_messages(quire: Command, topic: str) -> None:

@@ -253,6 +253,11 @@ async def test_admin(cluster: SdkCluster) -> None:
     with pytest.raises(UnavailableError, match="closed"):
         await admin.list_topics()
     assert "closed" in repr(admin)
+    admin = aio.Admin(cluster.addresses)
+    await admin.close()
+    await admin.close()
+    with pytest.raises(UnavailableError, match="closed"):
+        await admin.list_topics()
 
 
 async def test_clients_that_nobody_closes_warn(cluster: SdkCluster) -> None:
