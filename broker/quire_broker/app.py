@@ -48,6 +48,7 @@ from quire_broker.service.answers import Answers
 from quire_broker.service.broker import BrokerService
 from quire_broker.service.fetch import Fetching
 from quire_broker.service.follow import Following
+from quire_broker.service.followers import Followers
 from quire_broker.service.forward import Forwarding
 from quire_broker.service.offsets import Offsets
 from quire_broker.service.produce import Producing
@@ -193,6 +194,7 @@ class Broker:
             following=Following(
                 self._image, self._partitions, answers, limits=limits, has_lease=self._membership.may_lead
             ),
+            followers=Followers(self._partitions, answers),
             next_producer_id=self._membership.next_producer_id,
         )
         self._forwarding = Forwarding(self._controllers, answers)

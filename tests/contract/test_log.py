@@ -166,6 +166,15 @@ def test_synced_follows_what_was_synced(log: Log) -> None:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
+def test_how_much_is_left_to_read_is_known_to_an_index_interval(log: Log) -> None:
+    fill(log, 25)  # of three segments
+    log.sync()
+    interval = log.config.index_interval_bytes + BATCH_BYTES
+    for offset in range(26):
+        left = BATCH_BYTES * (25 - offset)
+        assert left <= log.bytes_from(offset) <= left + (interval if left else 0)
+
+
 def test_a_read_stays_below_bytes_max(log: Log) -> None:
     fill(log, 8)
     for bytes_max in range(BATCH_BYTES, 8 * BATCH_BYTES + 10, 50):

@@ -25,6 +25,7 @@ VARYING: Final = {
     r'"timestamp_ms": \d{13}': '"timestamp_ms": (ms)',
     r"(127\.0\.0\.1|localhost):\d{4,5}": r"\1:(port)",
     r"(active|fenced) +(\d+) +(\d+) +\d+": r"\1 \2 \3 (epoch)",
+    r"such as that of \S+:": "such as that of (partition):",
     r" -b localhost:\(port\)": "",
     r"after \d+\.\d s": "after (s)",
     r"data in \S+": "data in (folder)",

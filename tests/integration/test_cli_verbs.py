@@ -103,10 +103,32 @@ def test_topics_for_programs(quire: Command, topic: str) -> None:
             "replicas": [1],
             "isr": [1],
             "target": None,
+            "original": None,
+            "cancelled": False,
             "earliest": 0,
             "latest": 0,
+            "followers": [],
         }
     ]
+
+
+def test_moves_and_drains_that_make_no_sense(quire: Command, topic: str) -> None:
+    for arguments, expected in (
+        (("cluster", "drain", "nosuch"), "there is no broker 'nosuch'; there are n1 (1)"),
+        (("cluster", "drain", "n1"), "no broker could take "),
+        (("cluster", "drain", "n1", "--undo", "--leaders"), "leave out --leaders"),
+        (("cluster", "--json", "drain", "n1"), "give --json behind 'drain'"),
+        (("cluster", "unregister", "1"), "n1 (broker 1) is running, and would register again; stop it first"),
+        (("topic", "move", topic, 0), "give --replicas with the brokers that are to have it, or --cancel"),
+        (("topic", "move", topic, 0, "--cancel", "-r", "n1"), "give --replicas"),
+        (("topic", "move", topic, 0, "-r", "n1,n2"), "there is no broker 'n2'; there are n1 (1)"),
+        (("topic", "move", topic, 9, "-r", "n1"), "has no partition 9; it has 1, from 0 on"),
+        (("topic", "move", topic, 0, "--cancel"), "NO_REASSIGNMENT_IN_PROGRESS"),
+        (("topic", "move", "nosuch", 0, "-r", "n1"), "there is no topic 'nosuch'"),
+    ):
+        assert expected in quire.refused(*arguments)
+    assert quire.out("topic", "move", topic, 0, "-r", "n1") == f"{topic}/0 is at 1\n"
+    assert quire.out("cluster", "drain", "1", "--undo") == "n1 (broker 1) was not being drained\n"
 
 
 def test_topic_is_deleted_only_if_it_is_meant(quire: Command, topic: str) -> None:

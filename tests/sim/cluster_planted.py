@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest import mock
@@ -63,10 +64,11 @@ def same_epoch_restart() -> AbstractContextManager[Any]:
 
 
 def lease_from_the_answer() -> AbstractContextManager[Any]:
-    """A lease counts from when its heartbeat was answered, and not only once the metadata is applied."""
+    """A lease counts from when its heartbeat was answered."""
 
     def answered(self: BrokerLease, seq: int, broker_epoch: int, lease_ms: int, metadata_version: int) -> None:
-        original(self, seq, broker_epoch, 3 * lease_ms, 0)
+        self._sent_ms[seq] = int(asyncio.get_running_loop().time() * 1000)
+        original(self, seq, broker_epoch, lease_ms, metadata_version)
 
     original = BrokerLease.on_heartbeat_answered
     return mock.patch.object(BrokerLease, "on_heartbeat_answered", answered)

@@ -7,6 +7,9 @@ After every step of a broker: one leader an epoch; no two brokers that may lead 
 watermark moves: it never falls, and what is below it is the same on whichever replica, for ever. In the end, when all
 is healed: everything goes on, and what was acknowledged is there once, in its order, alike on all replicas.
 
+Two seeds of five are of worlds in which answers of the controllers get lost for a while, so that brokers do not know
+what became of their changes; one of fifty is of a world with some hundred partitions.
+
     Cluster(seed).run()                  same seed, same `trace`
 """
 
@@ -17,11 +20,11 @@ import io
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from quire.config.sections import LogFormat, LogLevel
 from quire.disk.sim_disk import SimDisk
-from quire.errors import InvariantViolation, QuireError
+from quire.errors import InvariantViolation, OutcomeUnknownError, QuireError
 from quire.link.config import LinkConfig
 from quire.link.handshake import NodeIdentity
 from quire.link.network import Address
@@ -32,7 +35,7 @@ from quire_broker.log.place import TOPICS, PartitionKey
 from quire_broker.replica.config import ReplicaConfig
 from quire_broker.runtime import replica as replica_module
 from quire_broker.runtime.budget import Memory
-from quire_broker.runtime.controllers import QuorumClient
+from quire_broker.runtime.controllers import QuorumClient, QuorumClientConfig
 from quire_broker.runtime.incarnation import incarnation_id
 from quire_broker.runtime.membership import Membership, MembershipConfig, Registration
 from quire_broker.runtime.partition import Partition
@@ -57,16 +60,59 @@ from tests.sim.wires import Service, WireMember, Wires
 
 BROKERS: Final = 3
 PARTITIONS: Final = 2
+PARTITIONS_MANY: Final = 220
+PARTITIONS_USED_MAX: Final = 4
+"""Of many, so many are written to; the others are only led and followed, and looked at now and then."""
+STEPS_A_LOOK: Final = 10
 TOPIC: Final = "orders"
 LEASE_MS: Final = 1_000
 BEAT_MS: Final = 200
+BEAT_ANSWER_S_MAX: Final = 0.45
+"""A broker does not wait for the answer to a heartbeat for longer than half of a lease."""
 FAULTS_S: Final = 8.0
+PROPOSE_S_MAX: Final = 1.0
+"""Where answers get lost: a broker gives up waiting for one while they do, and its change is of unknown fate."""
 HEAL_S: Final = 40.0
 ROOT: Final = "/broker"
 EPOCH_MS: Final = 1_700_000_000_000
 REF: Final = topics_pb2.TopicRef(name=TOPIC)
 
 logs.configure(node="sim", role="sim", level=LogLevel.ERROR, format=LogFormat.TEXT, stream=io.StringIO())
+
+
+def shape_of(seed: int) -> Shape:
+    """Not of the world's randomness: what is added here leaves the histories of other seeds alone."""
+    return Shape(
+        controllers=3 if seed % 4 == 0 else 1,
+        partitions=PARTITIONS_MANY if seed % 50 == 7 else PARTITIONS,
+        loses_answers=seed % 5 < 2,
+    )
+
+
+class Shape(NamedTuple):
+    """Of what size a world is, and what may happen in it."""
+
+    controllers: int
+    partitions: int
+    loses_answers: bool
+
+
+class ImpatientClient(QuorumClient):
+    """Says when nobody knows what became of a change of an ISR."""
+
+    def __init__(self, cluster: Cluster, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._cluster = cluster
+
+    async def alter_partitions(
+        self, request: controller_pb2.AlterPartitionsRequest, *, timeout_s: float
+    ) -> controller_pb2.AlterPartitionsResponse:
+        try:
+            return await super().alter_partitions(request, timeout_s=timeout_s)
+        except OutcomeUnknownError:
+            self._cluster.faults.add("unknown outcome")
+            self._cluster.world.note(f"b{request.broker_id} does not know what became of its change of an ISR")
+            raise
 
 
 class Nobody:
@@ -155,10 +201,12 @@ class Broker:
         randomness = random.Random(world.random.getrandbits(64))
         disk.make_dirs(ROOT)
         image = MetadataImage()
-        controllers = QuorumClient(
+        controllers = ImpatientClient(
+            self.cluster,
             [WireMember(self.cluster.wires, name, each) for each in world.names],
             client_id=f"broker-{self.number}",
             randomness=randomness,
+            config=QuorumClientConfig(attempt_ms_max=400 if self.cluster.shape.loses_answers else 1_500),
         )
         incarnation = incarnation_id(
             disk, ROOT, cluster_id=CLUSTER, broker_id=self.number, data=TOPICS, randomness=randomness
@@ -205,6 +253,7 @@ class Broker:
             replica_of=lambda key: partitions.replica_of(key),
             replicas=lambda: partitions.replicas(),
             link=LinkConfig(ping_ms=100, silence_ms_max=600, backoff_ms_max=200, backoff_ms_min=20),
+            propose_s_max=PROPOSE_S_MAX if self.cluster.shape.loses_answers else 600.0,
         )
         partitions = Partitions(
             image,
@@ -327,7 +376,7 @@ class Client:
     async def _main(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                for partition in range(PARTITIONS):
+                for partition in self.cluster.used:
                     group.create_task(self._produce(partition))
                     group.create_task(self._read(partition))
         except BaseException as error:
@@ -408,7 +457,6 @@ class Client:
 @dataclass
 class Cluster:
     seed: int
-    controllers: int = 0
     is_over: bool = False
     leaders: dict[tuple[PartitionKey, int], str] = field(default_factory=dict)
     committed: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -417,14 +465,19 @@ class Cluster:
     faults: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.shape = shape_of(self.seed)
         self.world = World(
             seed=self.seed,
-            size=self.controllers or (3 if self.seed % 4 == 0 else 1),
+            size=self.shape.controllers,
             make_machine=ControllerState,
             config=RaftConfig(tick_ms=20, snapshot_entries=60, chunk_bytes=2048),
             on_start=self._on_start,
         )
-        self.wires = Wires(self.world.network)
+        self.wires = Wires(self.world.network, self._is_answer_lost)
+        self._answers_lost_until = 0.0
+        self._steps = self._heals = 0
+        everything = range(self.shape.partitions)
+        self.used = sorted(self.world.random.sample(everything, min(len(everything), PARTITIONS_USED_MAX)))
         self.brokers = [Broker(self, number) for number in range(1, BROKERS + 1)]
         self.clients = [Client(self, number) for number in range(1, 3)]
         self.loops: list[HostLoop] = [client.loop for client in self.clients]
@@ -474,8 +527,10 @@ class Cluster:
         """After each step of a broker."""
         if broker.partitions is None or not broker.is_up:
             return
+        self._steps += 1
+        everything = self._steps % STEPS_A_LOOK == 0
         for partition in broker.partitions:
-            if partition.closed:
+            if partition.closed or not (everything or partition.key.partition in self.used):
                 continue
             epoch = partition.leader_epoch
             if epoch >= 0:
@@ -496,7 +551,7 @@ class Cluster:
         for other in self.brokers:
             if other is broker or not other.is_up or other.partitions is None or other.membership is None:
                 continue
-            theirs = next((each for each in other.partitions if each.key == partition.key), None)
+            theirs = other.partitions.find(partition.key)
             if theirs is not None and theirs.leader_epoch >= 0 and other.membership.may_lead():
                 raise Violation(f"{self.seed}: {broker.name} and {other.name} both may lead {partition}")
 
@@ -554,28 +609,26 @@ class Cluster:
             for partition in broker.partitions
             if partition.leader_epoch >= 0 and broker.membership.may_lead()
         }
-        return len(led) == PARTITIONS
+        return len(led) == self.shape.partitions
 
     def _is_quiet(self) -> bool:
         """Everything that was sent is acknowledged, and all replicas have committed all of it."""
         for client in self.clients:
             if any(sent.acked_at is None for sent in client.sent):
                 return False
-        for index in range(PARTITIONS):
-            ends = set()
-            for broker in self.brokers:
-                if not broker.is_up or broker.partitions is None:
-                    return False
-                own = [each for each in broker.partitions if each.key.partition == index]
-                if not own or own[0].closed:
-                    return False
-                ends.add((own[0].writer.log.end_offset, own[0].high_watermark))
-            if len(ends) != 1 or len(set(ends.pop())) != 1:
+        ends: dict[int, set[tuple[int, int]]] = {}
+        for broker in self.brokers:
+            if not broker.is_up or broker.partitions is None:
                 return False
-        return True
+            own = [each for each in broker.partitions if not each.closed]
+            if len(own) < self.shape.partitions:
+                return False
+            for each in own:
+                ends.setdefault(each.key.partition, set()).add((each.writer.log.end_offset, each.high_watermark))
+        return all(len(each) == 1 and len(set(min(each))) == 1 for each in ends.values())
 
     def _check_everything(self) -> None:
-        for index in range(PARTITIONS):
+        for index in self.used:
             contents = set()
             for broker in self.brokers:
                 if broker.partitions is None:
@@ -621,8 +674,10 @@ class Cluster:
         broker = chance.choice(self.brokers)
         fault = chance.choice(
             [
+                *(["lost answers"] * 3 if self.shape.loses_answers else []),
                 "partition", "one way", "one way", "bridge", "broken links", "pause", "pause", "kill", "kill",
-                "power", "power all", "wipe", "slow disk", "clock", "disk full", "controller", "heal", "heal", "heal",
+                "power", "power all", "wipe", "slow disk", "clock", "disk full", "controller", "late answers",
+                "heal", "heal", "heal",
             ]
         )  # fmt: skip
         self.faults.add(fault)
@@ -675,8 +730,43 @@ class Cluster:
                 world.crash(name, lose_unsynced=chance.random() < 0.5)
                 self.wires.on_crash(name)
                 world.scheduler.call_later(chance.uniform(0.1, 1.5), lambda: self._restart_controller(name))
+            case "late answers":
+                self._hold_answers(broker, chance.uniform(0.1, BEAT_ANSWER_S_MAX))
+            case "lost answers":
+                self._answers_lost_until = world.now + chance.uniform(0.5, 3.0)
+                world.note("answers of the controllers get lost")
             case "heal":
                 self._heal()
+
+    def _hold_answers(self, broker: Broker, held_s: float) -> None:
+        """What the controllers answer a broker arrives late; then nothing of them and the other brokers does."""
+        world, heals = self.world, self._heals
+        world.note(f"answers to {broker.name} are held up, then it is cut off")
+        for name in world.names:
+            world.network.cut(name, broker.name)
+
+        def let_go() -> None:
+            if self._heals == heals:
+                self._heal_network()
+                world.scheduler.call_later(0.05, cut_off)
+
+        def cut_off() -> None:
+            if self._heals != heals:
+                return  # all is well again, and is to stay so
+            others = [each.name for each in self.brokers if each is not broker]
+            world.network.partition([broker.name], [*world.names, *others])
+
+        world.scheduler.call_later(held_s, let_go)
+
+    def _heal_network(self) -> None:
+        self.world.network.heal()
+        self.wires.on_heal()
+
+    def _is_answer_lost(self, method: str) -> bool:
+        """Of controllers, to brokers: what was asked is done, and whoever asked does not hear of it."""
+        if self.world.now >= self._answers_lost_until or not method.endswith(("AlterPartitions", "UnfenceBroker")):
+            return False
+        return self.world.random.random() < 0.95
 
     def _crash(self, broker: Broker, *, lose_unsynced: bool) -> None:
         broker.crash(lose_unsynced=lose_unsynced)
@@ -707,8 +797,9 @@ class Cluster:
 
     def _heal(self) -> None:
         self.world.note("heal")
-        self.world.network.heal()
-        self.wires.on_heal()
+        self._heals += 1
+        self._answers_lost_until = 0.0
+        self._heal_network()
         for name in self.world.names:
             self._restart_controller(name)
         for broker in self.brokers:
@@ -770,7 +861,9 @@ class Cluster:
         loop.enter(serve)
 
     def _create_topic(self) -> None:
-        request = controller_pb2.CreateTopicRequest(name=TOPIC, partition_count=PARTITIONS, replication_factor=3)
+        request = controller_pb2.CreateTopicRequest(
+            name=TOPIC, partition_count=self.shape.partitions, replication_factor=3
+        )
         request.config.min_isr = 2
         request.config.segment_bytes = 16 * 1024
         request.config.retention_ms = -1

@@ -50,8 +50,10 @@ class _Wire:
 
 
 class Wires:
-    def __init__(self, network: SimNetwork) -> None:
+    def __init__(self, network: SimNetwork, is_answer_lost: Callable[[str], bool] = lambda _: False) -> None:
+        """`is_answer_lost` is asked, by the method, whether a call that was served ends without its answer."""
         self._network = network
+        self._is_answer_lost = is_answer_lost
         self._wires: dict[tuple[str, str], _Wire] = {}
         self._services: dict[str, Service] = {}
         self._waiting: dict[str, dict[int, Callable[[QuireError], None]]] = {}
@@ -107,6 +109,8 @@ class Wires:
                     outcome: bytes | QuireError = await service.unary(method, request)
                 except QuireError as error:
                     outcome = error
+                if self._is_answer_lost(method):
+                    outcome = OutcomeUnknownError(f"the connection to {target} broke before it answered")
                 send_back(outcome)
 
             there.enter(lambda: there.create_task(handle(), name=method))

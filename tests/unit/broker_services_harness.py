@@ -32,6 +32,7 @@ from quire_broker.runtime.partitions import ATTRIBUTES_TAKEN, Partitions
 from quire_broker.service.answers import Answers
 from quire_broker.service.fetch import Fetching
 from quire_broker.service.follow import Following
+from quire_broker.service.followers import Followers
 from quire_broker.service.offsets import Offsets
 from quire_broker.service.produce import Producing
 from quire_broker.service.produce_stream import ProduceStreams
@@ -289,6 +290,7 @@ class World:
         self.reading = Reading(self.partitions, self.answers.turns, observer=self.counts, pool=Aside())
         self.fetching = Fetching(self.reading, self.answers)
         self.offsets = Offsets(self.partitions, self.answers)
+        self.followers = Followers(self.partitions, self.answers)
         self.streams = ProduceStreams(self.producing, self.answers)
         self.subscriptions = Subscriptions(self.reading, self.answers)
         self.following = Following(
@@ -450,6 +452,10 @@ class World:
     async def list_offsets(self, *queries: broker_pb2.OffsetQuery) -> list[broker_pb2.OffsetFound]:
         request = broker_pb2.ListOffsetsRequest(queries=queries)
         return list((await served(self.offsets.list_offsets(request, Call()))).offsets)
+
+    async def describe_followers(self, *asked: broker_pb2.FollowersOf) -> list[broker_pb2.FollowersFound]:
+        request = broker_pb2.DescribeFollowersRequest(partitions=asked)
+        return list((await served(self.followers.describe(request, Call()))).partitions)
 
     def produce_stream(self, call: Call | None = None) -> Stream:
         return self._stream(self.streams.serve, call)

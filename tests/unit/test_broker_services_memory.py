@@ -174,6 +174,7 @@ def service_of(world: World) -> BrokerService:
         offsets=world.offsets,
         subscriptions=world.subscriptions,
         following=world.following,
+        followers=world.followers,
         next_producer_id=next_producer_id,
     )
 

@@ -12,14 +12,17 @@ from quire.errors import (
     InvalidArgumentError,
     InvalidTopicNameError,
     LimitExceededError,
+    NotEnoughBrokersError,
     OutcomeUnknownError,
     PeerRefusedError,
     StalePartitionEpochError,
     UnavailableError,
+    UnknownBrokerError,
     UnknownTopicError,
     UnsupportedFeatureError,
 )
 from quire.v1 import commands_pb2, controller_pb2, errors_pb2, metadata_pb2, topics_pb2
+from quire_controller.state.model import DrainGoal
 from tests.unit.controller_service_harness import FEATURES, Services, called_by
 
 
@@ -268,15 +271,41 @@ async def test_broker_is_drained_and_unregistered(services: Services) -> None:
     for broker_id in (1, 2):
         await services.register(broker_id)
     await services.create("t", replication_factor=2)
-    drain = controller_pb2.DrainBrokerRequest(broker_id=1, goal=metadata_pb2.DRAIN_GOAL_REPLICAS)
-    await services.admin.DrainBroker(drain, None)
+    drain = controller_pb2.DrainBrokerRequest(
+        change_id=change_id(2), broker_id=1, goal=metadata_pb2.DRAIN_GOAL_REPLICAS
+    )
+    await services.register(3)
+    begun = await services.admin.DrainBroker(drain, None)
+    await services.admin.DrainBroker(
+        controller_pb2.DrainBrokerRequest(broker_id=3, goal=metadata_pb2.DRAIN_GOAL_LEADERSHIPS), None
+    )
+    assert await services.admin.DrainBroker(drain, None) == begun  # asked again, it is answered as it was
     with pytest.raises(BrokerNotEmptyError):
         await services.admin.UnregisterBroker(controller_pb2.UnregisterBrokerRequest(broker_id=1), None)
     await services.admin.DeleteTopic(controller_pb2.DeleteTopicRequest(topic=named("t")), None)
     again = controller_pb2.UnregisterBrokerRequest(change_id=change_id(1), broker_id=1)
     gone = await services.admin.UnregisterBroker(again, None)
-    assert sorted(services.state.brokers) == [2]
+    assert sorted(services.state.brokers) == [2, 3]
     assert await services.admin.UnregisterBroker(again, None) == gone
+
+
+async def test_broker_is_not_drained_where_its_replicas_have_nowhere_to_go(services: Services) -> None:
+    for broker_id in (1, 2):
+        await services.register(broker_id)
+    await services.create("t", replication_factor=2)
+    drain = controller_pb2.DrainBrokerRequest(broker_id=1, goal=metadata_pb2.DRAIN_GOAL_REPLICAS)
+    with pytest.raises(NotEnoughBrokersError, match="such as that of t/0"):
+        await services.admin.DrainBroker(drain, None)
+    with pytest.raises(UnknownBrokerError):
+        await services.admin.DrainBroker(
+            controller_pb2.DrainBrokerRequest(broker_id=9, goal=metadata_pb2.DRAIN_GOAL_REPLICAS), None
+        )
+    await services.admin.DrainBroker(
+        controller_pb2.DrainBrokerRequest(broker_id=1, goal=metadata_pb2.DRAIN_GOAL_LEADERSHIPS), None
+    )
+    await services.register(3)
+    await services.admin.DrainBroker(drain, None)
+    assert services.state.brokers[1].drain is DrainGoal.REPLICAS
 
 
 async def test_feature_level_rises_only_with_all_controllers(services: Services) -> None:

@@ -167,6 +167,15 @@ class Log:
         """A segment is full, and its index is not on the disk yet: the next sync seals it."""
         return bool(self._state.unsealed)
 
+    def bytes_from(self, offset: int) -> int:
+        """How many bytes there are from an offset to the end, and up to an index interval more."""
+        if offset >= self.end_offset:
+            return 0
+        segment = self._state.segment_at(offset)
+        behind = sum(each.size_bytes for each in self._state.segments if each.base_offset > segment.base_offset)
+        place = segment.index.floor_offset(max(0, offset - segment.base_offset))
+        return behind + segment.size_bytes - place.position
+
     def epoch_end(self, epoch: int) -> tuple[int, int]:
         """(the largest known epoch ≤ `epoch`, where it ends): what a follower at `epoch` compares itself with."""
         return self._state.epochs.end_of(epoch, self.end_offset)

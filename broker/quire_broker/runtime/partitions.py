@@ -242,6 +242,9 @@ class Partitions:
         for partition in self._partitions.values():
             partition.resign()
 
+    def find(self, key: PartitionKey) -> Partition | None:
+        return self._partitions.get(key)
+
     def replica_of(self, key: PartitionKey) -> Replica | None:
         partition = self._partitions.get(key)
         return None if partition is None else partition.replica

@@ -108,6 +108,7 @@ class Replication:
         replicas: Callable[[], list[Replica]],
         link: LinkConfig | None = None,
         window: WindowConfig | None = None,
+        propose_s_max: float = PROPOSE_S_MAX,
     ) -> None:
         self._image = image
         self._controllers = controllers
@@ -121,6 +122,7 @@ class Replication:
         self._replicas = replicas
         self._link = link or LinkConfig()
         self._window = window or WindowConfig()
+        self._propose_s_max = propose_s_max
         self._loop = asyncio.get_running_loop()
         self._peers: dict[int, _Peer] = {}
         self._listener = Listener(
@@ -369,7 +371,7 @@ class Replication:
                 changes=[_change(replica.key, proposal) for replica, proposal in current],
             )
             try:
-                answer = await self._controllers.alter_partitions(request, timeout_s=PROPOSE_S_MAX)
+                answer = await self._controllers.alter_partitions(request, timeout_s=self._propose_s_max)
             except OutcomeUnknownError as error:
                 # Asked again it is another command: if that one is refused, this one may still be carried out.
                 is_certain = False

@@ -13,6 +13,7 @@ from quire.v1 import broker_pb2
 from quire_broker.service.answers import CallContext
 from quire_broker.service.fetch import Fetching
 from quire_broker.service.follow import Following
+from quire_broker.service.followers import Followers
 from quire_broker.service.hangup import untraced
 from quire_broker.service.offsets import Offsets
 from quire_broker.service.produce import Producing
@@ -36,6 +37,7 @@ class BrokerService:
         offsets: Offsets,
         subscriptions: Subscriptions,
         following: Following,
+        followers: Followers,
         next_producer_id: Callable[[], Awaitable[int]],
     ) -> None:
         self._producing = producing
@@ -44,6 +46,7 @@ class BrokerService:
         self._offsets = offsets
         self._subscriptions = subscriptions
         self._following = following
+        self._followers = followers
         self._next_producer_id = next_producer_id
 
     def stop(self) -> None:
@@ -70,6 +73,7 @@ class BrokerService:
                 "Produce": _call(self._producing.produce, with_raw(broker_pb2.ProduceRequest)),
                 "Fetch": _call(self._fetching.fetch, small(broker_pb2.FetchRequest)),
                 "ListOffsets": _call(self._offsets.list_offsets, small(broker_pb2.ListOffsetsRequest)),
+                "DescribeFollowers": _call(self._followers.describe, small(broker_pb2.DescribeFollowersRequest)),
                 "InitProducer": _call(self.init_producer, small(broker_pb2.InitProducerRequest)),
                 "ProduceStream": grpc.stream_stream_rpc_method_handler(
                     produce_stream, with_raw(broker_pb2.ProduceStreamRequest), _serialized

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
@@ -14,6 +14,8 @@ from quire._client.addresses import Addresses
 from quire._client.aio_admin import CALL_MS_MAX
 from quire._client.descriptions import (
     ClusterDescription,
+    FollowerLag,
+    MoveDescription,
     PartitionOffsets,
     QuorumDescription,
     TopicDescription,
@@ -110,6 +112,54 @@ class Admin:
     def describe_quorum(self) -> QuorumDescription:
         """How the controllers are doing, as the one that is asked sees it; also without a majority."""
         return self._run(self._admin.describe_quorum())
+
+    # -- who has what and leads it ---------------------------------------------------------------------------------
+
+    def follower_lag(self, topic: str) -> dict[int, tuple[FollowerLag, ...]]:
+        """How far the followers of each partition of a topic are. Partitions whose leader does not say are left out.
+
+        Raises UnknownTopicError.
+        """
+        return self._run(self._admin.follower_lag(topic))
+
+    def move_partition(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
+        """Begin to move a partition to these brokers, the preferred leader first. `list_moves` shows how far it is.
+
+        Raises UnknownTopicError, UnknownPartitionError, UnknownBrokerError, BrokerFencedError, InvalidArgumentError,
+        ReassignmentInProgressError.
+        """
+        self._run(self._admin.move_partition(topic, partition, replicas))
+
+    def cancel_move(self, topic: str, partition: int) -> None:
+        """Turn such a move back. Raises NoReassignmentInProgressError, UnknownTopicError, UnknownPartitionError."""
+        self._run(self._admin.cancel_move(topic, partition))
+
+    def list_moves(self) -> list[MoveDescription]:
+        """All partitions that are being moved, and how far their replicas are."""
+        return self._run(self._admin.list_moves())
+
+    def elect_preferred(self, topic: str | None = None) -> int:
+        """Give leaderships back to the first of each partition's replicas, of one topic or of all; how many.
+
+        Those whose preferred leader is away, or not in sync, stay where they are. The moves are over a moment later.
+        """
+        return self._run(self._admin.elect_preferred(topic))
+
+    def drain_broker(self, broker_id: int, *, leaderships_only: bool = False) -> None:
+        """Begin to rid a broker of what it leads and has. `describe_cluster` shows what is left.
+
+        It gets nothing new from now on, also after a restart, until `undrain`. With `leaderships_only` it keeps its
+        replicas. Raises UnknownBrokerError, NotEnoughBrokersError.
+        """
+        self._run(self._admin.drain_broker(broker_id, leaderships_only=leaderships_only))
+
+    def undrain(self, broker_id: int) -> None:
+        """Let a broker work as any other again. Moves that are under way go on. Raises UnknownBrokerError."""
+        self._run(self._admin.undrain(broker_id))
+
+    def unregister_broker(self, broker_id: int) -> None:
+        """Forget a broker that has no replicas. Raises UnknownBrokerError, BrokerNotEmptyError."""
+        self._run(self._admin.unregister_broker(broker_id))
 
     # -- life --------------------------------------------------------------------------------------------------------
 

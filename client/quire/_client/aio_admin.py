@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import secrets
 import warnings
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
 from uuid import UUID
 
 import grpc.aio
 
-from quire._client import descriptions, offsets, topic_config
+from quire._client import descriptions, followers, offsets, topic_config
 from quire._client.addresses import Addresses
 from quire._client.arguments import check_whole
 from quire._client.cluster import Cluster, unknown_topic
 from quire._client.descriptions import (
     ClusterDescription,
+    FollowerLag,
+    MoveDescription,
     PartitionOffsets,
     QuorumDescription,
     TopicDescription,
@@ -28,13 +30,17 @@ from quire._client.starts import EARLIEST, LATEST
 from quire._client.stored import TopicPartition
 from quire._client.topic_config import Setting
 from quire.errors import UnavailableError, UnknownTopicError
-from quire.v1 import broker_pb2, controller_pb2, controller_pb2_grpc, topics_pb2
+from quire.v1 import broker_pb2, controller_pb2, controller_pb2_grpc, metadata_pb2, topics_pb2
 
 CALL_MS_MAX: Final = 30_000
 CLIENT_ID: Final = "quire-sdk"
 CHANGES_MAX: Final = 16
 """Changes under way at once; the controllers remember the results of 24."""
 PARTITIONS_MAX: Final = 10_000
+PARTITIONS_A_CHANGE: Final = 64
+BROKER_ID_MAX: Final = 2**31 - 1
+LAG_S_MAX: Final = 5.0
+"""How long a leader may take to say how far its followers are."""
 REPLICATION_FACTOR_MAX: Final = 15
 
 T = TypeVar("T")
@@ -170,6 +176,116 @@ class Admin:
             await self._ask(lambda stub, **how: stub.DescribeQuorum(request, **how))
         )
 
+    # -- who has what and leads it ---------------------------------------------------------------------------------
+
+    async def follower_lag(self, topic: str) -> dict[int, tuple[FollowerLag, ...]]:
+        """How far the followers of each partition of a topic are. Partitions whose leader does not say are left out.
+
+        Raises UnknownTopicError.
+        """
+        described = await self.describe_topic(topic)
+        return await self._lags(topic, {each.partition: each.leader for each in described.partitions if each.leader})
+
+    async def move_partition(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
+        """Begin to move a partition to these brokers, the preferred leader first. `list_moves` shows how far it is.
+
+        Raises UnknownTopicError, UnknownPartitionError, UnknownBrokerError, BrokerFencedError, InvalidArgumentError,
+        ReassignmentInProgressError.
+        """
+        request = controller_pb2.ReassignPartitionRequest(
+            partition=_partition(topic, partition), target=[_broker(each) for each in replicas]
+        )
+        async with self._change(request.change_id):
+            await self._ask(lambda stub, **how: stub.ReassignPartition(request, **how), name=topic)
+
+    async def cancel_move(self, topic: str, partition: int) -> None:
+        """Turn such a move back. Raises NoReassignmentInProgressError, UnknownTopicError, UnknownPartitionError."""
+        request = controller_pb2.CancelReassignmentRequest(partition=_partition(topic, partition))
+        async with self._change(request.change_id):
+            await self._ask(lambda stub, **how: stub.CancelReassignment(request, **how), name=topic)
+
+    async def list_moves(self) -> list[MoveDescription]:
+        """All partitions that are being moved, and how far their replicas are."""
+        moves: list[MoveDescription] = []
+        left = (await self.describe_cluster()).reassigning
+        for topic in await self.list_topics(include_internal=True) if left else ():
+            try:
+                described = await self.describe_topic(topic.name)
+            except UnknownTopicError:
+                continue  # deleted a moment ago
+            moving = [each for each in described.partitions if each.target is not None]
+            if not moving:
+                continue
+            lags = await self._lags(topic.name, {each.partition: each.leader for each in moving if each.leader})
+            moves += [
+                MoveDescription(
+                    topic=topic.name,
+                    partition=each.partition,
+                    original=each.original or (),
+                    target=each.target or (),
+                    cancelled=each.cancelled,
+                    followers=lags.get(each.partition, ()),
+                )
+                for each in moving
+            ]
+            if len(moves) >= left:
+                break
+        return moves
+
+    async def elect_preferred(self, topic: str | None = None) -> int:
+        """Give leaderships back to the first of each partition's replicas, of one topic or of all; how many.
+
+        Those whose preferred leader is away, or not in sync, stay where they are. The moves are over a moment later.
+        """
+        if topic is None:
+            return await self._elect_preferred_everywhere()
+        described = await self.describe_topic(topic)
+        elsewhere = [each.partition for each in described.partitions if each.leader not in (None, each.replicas[0])]
+        moved = 0
+        for first in range(0, len(elsewhere), PARTITIONS_A_CHANGE):
+            request = controller_pb2.ElectPreferredLeadersRequest(
+                partitions=[_partition(topic, each) for each in elsewhere[first : first + PARTITIONS_A_CHANGE]]
+            )
+            moved += (await self._elect_preferred(request))[0]
+        return moved
+
+    async def _elect_preferred_everywhere(self) -> int:
+        moved = 0
+        while True:
+            done, left = await self._elect_preferred(controller_pb2.ElectPreferredLeadersRequest())
+            moved += done
+            if not left or not done:
+                return moved
+
+    async def _elect_preferred(self, request: controller_pb2.ElectPreferredLeadersRequest) -> tuple[int, int]:
+        async with self._change(request.change_id):
+            answer = await self._ask(lambda stub, **how: stub.ElectPreferredLeaders(request, **how))
+        return sum(not outcome.error for outcome in answer.outcomes), answer.left
+
+    async def drain_broker(self, broker_id: int, *, leaderships_only: bool = False) -> None:
+        """Begin to rid a broker of what it leads and has. `describe_cluster` shows what is left.
+
+        It gets nothing new from now on, also after a restart, until `undrain`. With `leaderships_only` it keeps its
+        replicas. Raises UnknownBrokerError, NotEnoughBrokersError.
+        """
+        goal = metadata_pb2.DRAIN_GOAL_LEADERSHIPS if leaderships_only else metadata_pb2.DRAIN_GOAL_REPLICAS
+        await self._drain(broker_id, goal)
+
+    async def undrain(self, broker_id: int) -> None:
+        """Let a broker work as any other again. Moves that are under way go on. Raises UnknownBrokerError."""
+        await self._drain(broker_id, metadata_pb2.DRAIN_GOAL_UNSPECIFIED)
+
+    async def _drain(self, broker_id: int, goal: metadata_pb2.DrainGoal.ValueType) -> None:
+        request = controller_pb2.DrainBrokerRequest(broker_id=_broker(broker_id), goal=goal)
+        async with self._change(request.change_id):
+            await self._ask(lambda stub, **how: stub.DrainBroker(request, **how))
+
+    async def unregister_broker(self, broker_id: int) -> None:
+        """Forget a broker that has no replicas. Raises UnknownBrokerError, BrokerNotEmptyError."""
+        request = controller_pb2.UnregisterBrokerRequest(broker_id=_broker(broker_id))
+        async with self._change(request.change_id):
+            await self._ask(lambda stub, **how: stub.UnregisterBroker(request, **how))
+
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
@@ -191,6 +307,10 @@ class Admin:
 
     def __repr__(self) -> str:
         return f"<quire.aio.Admin, {'closed' if self._closed else 'open'}>"
+
+    async def _lags(self, topic: str, leaders: Mapping[int, int]) -> dict[int, tuple[FollowerLag, ...]]:
+        await self._cluster.topic(topic, timeout_s=self._timeout_s)  # where brokers are
+        return await followers.lags(self._cluster, topic, leaders, timeout_s=min(self._timeout_s, LAG_S_MAX))
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -224,3 +344,13 @@ class Admin:
             return await cluster.ask_anyone(ask, timeout_s=self._timeout_s, may_repeat=True)
         except UnknownTopicError as error:
             raise (unknown_topic(name) if name is not None else error) from None
+
+
+def _partition(topic: str, partition: int) -> controller_pb2.PartitionRef:
+    return controller_pb2.PartitionRef(
+        topic=topics_pb2.TopicRef(name=topic), partition=check_whole("partition", partition, 0, PARTITIONS_MAX)
+    )
+
+
+def _broker(broker_id: int) -> int:
+    return check_whole("broker_id", broker_id, 1, BROKER_ID_MAX)

@@ -36,6 +36,10 @@ class PartitionDescription:
     """Those that are in sync."""
     target: tuple[int, ...] | None
     """The brokers that are to have it; None unless it is being moved."""
+    original: tuple[int, ...] | None = None
+    """The brokers that had it before; None unless it is being moved."""
+    cancelled: bool = False
+    """Whether its move is being turned back."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +58,33 @@ class PartitionOffsets:
     """The first offset that can be read."""
     latest: int
     """The one that the next committed record gets."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FollowerLag:
+    """What the leader of a partition knows of another replica."""
+
+    broker_id: int
+    records: int | None
+    """How many it does not have yet; None for one that does not follow."""
+    size_bytes: int | None
+    """Their size, and up to an index interval more; None where that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoveDescription:
+    """A partition whose replicas are being moved to other brokers."""
+
+    topic: str
+    partition: int
+    original: tuple[int, ...]
+    """The brokers that had it, or have it if this move is being turned back."""
+    target: tuple[int, ...]
+    """The brokers that are to have it."""
+    cancelled: bool
+    """Whether it is being turned back."""
+    followers: tuple[FollowerLag, ...]
+    """How far its replicas are; empty where the leader did not say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,6 +199,8 @@ def topic_description(answer: controller_pb2.DescribeTopicResponse) -> TopicDesc
                 replicas=tuple(each.replicas),
                 isr=tuple(each.isr),
                 target=tuple(each.reassignment.target) if each.HasField("reassignment") else None,
+                original=tuple(each.reassignment.original) if each.HasField("reassignment") else None,
+                cancelled=each.reassignment.cancelled,
             )
             for each in answer.partitions
         ),

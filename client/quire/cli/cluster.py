@@ -1,21 +1,24 @@
-"""Show brokers, controllers, and partitions that are not well."""
+"""Show brokers, controllers, and partitions that are not well; drain a broker."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from quire.cli import options, tables
+import typer
+
+from quire.cli import draining, lag, options, tables
 from quire.cli.text import count, one_line
 from quire.cli.topic import brokers, trouble
 from quire.cli.where import Where
-from quire.errors import QuireError
+from quire.errors import InvalidArgumentError, QuireError
 
 if TYPE_CHECKING:
     from quire import (
         Admin,
         BrokerDescription,
         ClusterDescription,
+        FollowerLag,
         PartitionDescription,
         QuorumDescription,
         QuorumMember,
@@ -27,32 +30,41 @@ LEADER_CONNECT_MS_MAX: Final = 500
 LEADER_CALL_MS_MAX: Final = 2_000
 
 app = options.app(None)
+app.info.no_args_is_help = False
+app.command()(draining.drain)
+app.command()(draining.unregister)
 
 
-@app.command(
+@app.callback(
+    invoke_without_command=True,
     help=f"""{__doc__}
 
     Exits with 1 only if nobody can tell, as without a majority of controllers; --json is for who wants to judge.
-    """
+    """,
 )
 def cluster(
+    context: typer.Context,
     as_json: options.AsJson = False,
     bootstrap: options.Bootstrap = options.DEFAULT,
     tls_ca: options.TlsCa = None,
     tls_cert: options.TlsCert = None,
 ) -> None:
+    if context.invoked_subcommand is not None:
+        _refuse_what_would_be_lost(context)
+        return
     where = Where(bootstrap, tls_ca, tls_cert)
     with where.admin(call_ms_max=CALL_MS_MAX) as admin:
         quorum = _by_its_leader(where, admin.describe_quorum())
         try:
             described = admin.describe_cluster()
             troubled = _troubled(admin, described)
+            lags = _lags(admin, troubled)
         except QuireError as error:
             # Without a majority nobody can tell of the brokers, and the controllers are what one has to look at.
             _show_quorum_alone(quorum, error, as_json=as_json)
             raise
     if as_json:
-        tables.show_json(_document(described, quorum, troubled))
+        tables.show_json(_document(described, quorum, troubled, lags))
         return
     print(
         f"cluster {one_line(described.cluster_id)}: {count(len(described.brokers), 'broker')}, "
@@ -67,6 +79,16 @@ def cluster(
     _show_quorum(quorum)
     print()
     _show_troubled(described, troubled)
+    _show_lags(lags)
+
+
+def _refuse_what_would_be_lost(context: typer.Context) -> None:
+    """Options of `quire cluster` itself say nothing to its subcommands, which have their own."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InvalidArgumentError(f"give {parameter.opts[0]} behind '{context.invoked_subcommand}'")
 
 
 # --- brokers and controllers ---------------------------------------------------------------------------------------
@@ -187,11 +209,60 @@ def _show_troubled(described: ClusterDescription, troubled: list[tuple[str, Part
         print("… and more; `quire topic describe` shows them topic by topic")
 
 
+Lags = dict[tuple[str, int], tuple["FollowerLag", ...]]
+"""By topic and partition."""
+
+
+def _lags(admin: Admin, troubled: list[tuple[str, PartitionDescription]]) -> Lags:
+    """How far the followers of the partitions that are not well are, as their leaders know it."""
+    found: Lags = {}
+    for name in {name: None for name, _ in troubled}:
+        wanted = {each.partition for topic, each in troubled if topic == name}
+        for partition, lags in admin.follower_lag(name).items():
+            if partition in wanted:
+                found[name, partition] = lags
+    return found
+
+
+def _show_lags(lags: Lags) -> None:
+    """By broker: of how many partitions it does not have everything, as far as that is known."""
+    behind: dict[int, list[FollowerLag]] = {}
+    for found in lags.values():
+        for each in found:
+            if each.records != 0:
+                behind.setdefault(each.broker_id, []).append(each)
+    if behind:
+        print()
+        tables.show(
+            ["broker>", "behind in>", "by", ""], [_lag_row(broker, each) for broker, each in sorted(behind.items())]
+        )
+
+
+def _lag_row(broker_id: int, lags: list[FollowerLag]) -> tuple[object, ...]:
+    following = [each for each in lags if each.records is not None]
+    records = sum(each.records or 0 for each in following)
+    sizes = [each.size_bytes for each in following]
+    known = None if None in sizes else sum(each or 0 for each in sizes)
+    away = len(lags) - len(following)
+    return (
+        broker_id,
+        count(len(lags), "partition"),
+        lag.amount(records, known) if following else "-",
+        f"{away:,} not followed" if away else "",
+    )
+
+
 def _document(
-    described: ClusterDescription, quorum: QuorumDescription, troubled: list[tuple[str, PartitionDescription]]
+    described: ClusterDescription,
+    quorum: QuorumDescription,
+    troubled: list[tuple[str, PartitionDescription]],
+    lags: Lags,
 ) -> dict[str, Any]:
     return {
         **asdict(described),
         "quorum": asdict(quorum),
-        "troubled": [{"topic": name, **asdict(each)} for name, each in troubled],
+        "troubled": [
+            {"topic": name, **asdict(each), "followers": lag.documents(lags.get((name, each.partition), ()))}
+            for name, each in troubled
+        ],
     }

@@ -1,4 +1,4 @@
-"""Make, list, describe, change and delete topics."""
+"""Make, list, describe, change, move and delete topics."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli import options, tables
+from quire.cli import lag, moving, options, tables
 from quire.cli.text import count, duration, one_line, size
 from quire.cli.where import Where
 from quire.errors import InvalidArgumentError, QuireError
 
 if TYPE_CHECKING:
-    from quire import Admin, PartitionDescription, PartitionOffsets, TopicDescription
+    from quire import Admin, FollowerLag, PartitionDescription, PartitionOffsets, TopicDescription
 
 app = options.app(__doc__)
+app.command()(moving.move)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The topic.")]
 Settings = Annotated[
@@ -93,8 +94,9 @@ def describe(
     with Where(bootstrap, tls_ca, tls_cert).admin() as admin:
         topic = admin.describe_topic(name)
         offsets = _offsets(admin, topic)
+        lags = admin.follower_lag(name) if topic.replication_factor > 1 or _is_moving(topic) else {}
     if as_json:
-        tables.show_json(_document(topic, offsets))
+        tables.show_json(_document(topic, offsets, lags))
         return
     print(f"topic {one_line(topic.name)}: {_shape(len(topic.partitions), topic.replication_factor)}")
     print(f"  id        {topic.topic_id}")
@@ -107,6 +109,7 @@ def describe(
         ["partition>", "leader>", "epoch>", "replicas", "in sync", "earliest>", "latest>", ""],
         [_row(each, offsets.get(each.partition)) for each in topic.partitions],
     )
+    lag.show(lags)
 
 
 @app.command()
@@ -241,10 +244,19 @@ def _offsets(admin: Admin, topic: TopicDescription) -> dict[int, PartitionOffset
         return {}
 
 
-def _document(topic: TopicDescription, offsets: Mapping[int, PartitionOffsets]) -> dict[str, Any]:
+def _is_moving(topic: TopicDescription) -> bool:
+    return any(each.target is not None for each in topic.partitions)
+
+
+def _document(
+    topic: TopicDescription,
+    offsets: Mapping[int, PartitionOffsets],
+    lags: Mapping[int, Iterable[FollowerLag]],
+) -> dict[str, Any]:
     document = {**asdict(topic), "topic_id": str(topic.topic_id)}
     for each in document["partitions"]:
         found = offsets.get(each["partition"])
         each["earliest"] = None if found is None else found.earliest
         each["latest"] = None if found is None else found.latest
+        each["followers"] = lag.documents(lags.get(each["partition"], ()))
     return document

@@ -161,8 +161,9 @@ class SimDisk:
         self._check()
         if directory in self._seen:
             raise DiskIoError(f"cannot list {directory}: not a directory", path=directory)
+        inside, begin = directory.rstrip("/") + "/", len(directory.rstrip("/")) + 1
         paths = [*self._seen, *(self._directories - {"/"})]
-        return sorted(posixpath.basename(path) for path in paths if posixpath.dirname(path) == directory)
+        return sorted(path[begin:] for path in paths if path.startswith(inside) and path.find("/", begin) < 0)
 
     def make_dirs(self, directory: str) -> None:
         self._check()

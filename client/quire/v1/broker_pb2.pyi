@@ -946,6 +946,166 @@ class OffsetFound(_message.Message):
 Global___OffsetFound: _TypeAlias = OffsetFound  # noqa: Y015
 
 @_typing.final
+class DescribeFollowersRequest(_message.Message):
+    """What DescribeFollowers is asked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FollowersOf]:
+        """Which partitions, 1 to 1,000. The one that is asked is to lead them."""
+
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[Global___FollowersOf] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeFollowersRequest: _TypeAlias = DescribeFollowersRequest  # noqa: Y015
+
+@_typing.final
+class FollowersOf(_message.Message):
+    """A partition whose followers are meant."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    """Index of the partition in the topic."""
+    leader_epoch: _builtins.int
+    """The leader epoch that the client knows. At another one the question is refused. Absent: whichever it is."""
+    @_builtins.property
+    def topic(self) -> _topics_pb2.TopicRef:
+        """The topic."""
+
+    def __init__(
+        self,
+        *,
+        topic: _topics_pb2.TopicRef | None = ...,
+        partition: _builtins.int = ...,
+        leader_epoch: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_epoch", b"_leader_epoch", "leader_epoch", b"leader_epoch", "topic", b"topic"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_epoch", b"_leader_epoch", "leader_epoch", b"leader_epoch", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__leader_epoch: _TypeAlias = _typing.Literal["leader_epoch"]  # noqa: Y015
+    _WhichOneofArgType__leader_epoch: _TypeAlias = _typing.Literal["_leader_epoch", b"_leader_epoch"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_epoch) -> _WhichOneofReturnType__leader_epoch | None: ...
+
+Global___FollowersOf: _TypeAlias = FollowersOf  # noqa: Y015
+
+@_typing.final
+class DescribeFollowersResponse(_message.Message):
+    """What DescribeFollowers answers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FollowersFound]:
+        """One for each partition of the request, in its order."""
+
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[Global___FollowersFound] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeFollowersResponse: _TypeAlias = DescribeFollowersResponse  # noqa: Y015
+
+@_typing.final
+class FollowersFound(_message.Message):
+    """The followers of one partition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    LOG_END_OFFSET_FIELD_NUMBER: _builtins.int
+    HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
+    FOLLOWERS_FIELD_NUMBER: _builtins.int
+    leader_epoch: _builtins.int
+    """The leader epoch under which it was found."""
+    log_end_offset: _builtins.int
+    """Where the leader's log ends."""
+    high_watermark: _builtins.int
+    """Up to where records are committed."""
+    @_builtins.property
+    def refusal(self) -> _errors_pb2.Refusal:
+        """Why there is no answer; absent if there is one."""
+
+    @_builtins.property
+    def followers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Follower]:
+        """The other replicas, in ascending order of brokers."""
+
+    def __init__(
+        self,
+        *,
+        refusal: _errors_pb2.Refusal | None = ...,
+        leader_epoch: _builtins.int = ...,
+        log_end_offset: _builtins.int = ...,
+        high_watermark: _builtins.int = ...,
+        followers: _abc.Iterable[Global___Follower] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["followers", b"followers", "high_watermark", b"high_watermark", "leader_epoch", b"leader_epoch", "log_end_offset", b"log_end_offset", "refusal", b"refusal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowersFound: _TypeAlias = FollowersFound  # noqa: Y015
+
+@_typing.final
+class Follower(_message.Message):
+    """What a leader knows of a follower."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    FOLLOWING_FIELD_NUMBER: _builtins.int
+    LAG_FIELD_NUMBER: _builtins.int
+    LAG_BYTES_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    """The broker."""
+    following: _builtins.bool
+    """Whether it follows. If not, what it has is not known."""
+    lag: _builtins.int
+    """How many offsets of the leader's log it does not count yet."""
+    lag_bytes: _builtins.int
+    """How many bytes of the leader's log those are, rounded up to an index interval. Absent where that cannot be told."""
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        following: _builtins.bool = ...,
+        lag: _builtins.int = ...,
+        lag_bytes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lag_bytes", b"_lag_bytes", "lag_bytes", b"lag_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lag_bytes", b"_lag_bytes", "broker_id", b"broker_id", "following", b"following", "lag", b"lag", "lag_bytes", b"lag_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__lag_bytes: _TypeAlias = _typing.Literal["lag_bytes"]  # noqa: Y015
+    _WhichOneofArgType__lag_bytes: _TypeAlias = _typing.Literal["_lag_bytes", b"_lag_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_bytes) -> _WhichOneofReturnType__lag_bytes | None: ...
+
+Global___Follower: _TypeAlias = Follower  # noqa: Y015
+
+@_typing.final
 class FollowTopicsRequest(_message.Message):
     """--- who leads what -----------------------------------------------------------------------------------------------
 

@@ -60,6 +60,11 @@ class BrokerServiceStub:
                 request_serializer=quire_dot_v1_dot_broker__pb2.ListOffsetsRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_broker__pb2.ListOffsetsResponse.FromString,
                 _registered_method=True)
+        self.DescribeFollowers = channel.unary_unary(
+                '/quire.v1.BrokerService/DescribeFollowers',
+                request_serializer=quire_dot_v1_dot_broker__pb2.DescribeFollowersRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_broker__pb2.DescribeFollowersResponse.FromString,
+                _registered_method=True)
         self.InitProducer = channel.unary_unary(
                 '/quire.v1.BrokerService/InitProducer',
                 request_serializer=quire_dot_v1_dot_broker__pb2.InitProducerRequest.SerializeToString,
@@ -111,6 +116,13 @@ class BrokerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeFollowers(self, request, context):
+        """How far the followers of partitions are, as their leader knows it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def InitProducer(self, request, context):
         """Gives a producer an id of its own, so that what it sends twice is stored once.
         """
@@ -152,6 +164,11 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.ListOffsets,
                     request_deserializer=quire_dot_v1_dot_broker__pb2.ListOffsetsRequest.FromString,
                     response_serializer=quire_dot_v1_dot_broker__pb2.ListOffsetsResponse.SerializeToString,
+            ),
+            'DescribeFollowers': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeFollowers,
+                    request_deserializer=quire_dot_v1_dot_broker__pb2.DescribeFollowersRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_broker__pb2.DescribeFollowersResponse.SerializeToString,
             ),
             'InitProducer': grpc.unary_unary_rpc_method_handler(
                     servicer.InitProducer,
@@ -300,6 +317,33 @@ class BrokerService:
             '/quire.v1.BrokerService/ListOffsets',
             quire_dot_v1_dot_broker__pb2.ListOffsetsRequest.SerializeToString,
             quire_dot_v1_dot_broker__pb2.ListOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeFollowers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.BrokerService/DescribeFollowers',
+            quire_dot_v1_dot_broker__pb2.DescribeFollowersRequest.SerializeToString,
+            quire_dot_v1_dot_broker__pb2.DescribeFollowersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,8 @@ class BrokerServiceStub:
     """Sends records of many partitions as they come, as far as the client's credit reaches."""
     ListOffsets: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ListOffsetsRequest, _broker_pb2.ListOffsetsResponse]
     """Finds offsets: the first, the next, or the first one at or after a moment."""
+    DescribeFollowers: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DescribeFollowersRequest, _broker_pb2.DescribeFollowersResponse]
+    """How far the followers of partitions are, as their leader knows it."""
     InitProducer: _grpc.UnaryUnaryMultiCallable[_broker_pb2.InitProducerRequest, _broker_pb2.InitProducerResponse]
     """Gives a producer an id of its own, so that what it sends twice is stored once."""
     FollowTopics: _grpc.UnaryStreamMultiCallable[_broker_pb2.FollowTopicsRequest, _broker_pb2.FollowTopicsResponse]
@@ -66,6 +68,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """Sends records of many partitions as they come, as far as the client's credit reaches."""
     ListOffsets: _aio.UnaryUnaryMultiCallable[_broker_pb2.ListOffsetsRequest, _broker_pb2.ListOffsetsResponse]  # type: ignore[assignment]
     """Finds offsets: the first, the next, or the first one at or after a moment."""
+    DescribeFollowers: _aio.UnaryUnaryMultiCallable[_broker_pb2.DescribeFollowersRequest, _broker_pb2.DescribeFollowersResponse]  # type: ignore[assignment]
+    """How far the followers of partitions are, as their leader knows it."""
     InitProducer: _aio.UnaryUnaryMultiCallable[_broker_pb2.InitProducerRequest, _broker_pb2.InitProducerResponse]  # type: ignore[assignment]
     """Gives a producer an id of its own, so that what it sends twice is stored once."""
     FollowTopics: _aio.UnaryStreamMultiCallable[_broker_pb2.FollowTopicsRequest, _broker_pb2.FollowTopicsResponse]  # type: ignore[assignment]
@@ -113,6 +117,14 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.ListOffsetsResponse, _abc.Awaitable[_broker_pb2.ListOffsetsResponse]]:
         """Finds offsets: the first, the next, or the first one at or after a moment."""
+
+    @_abc_1.abstractmethod
+    def DescribeFollowers(
+        self,
+        request: _broker_pb2.DescribeFollowersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.DescribeFollowersResponse, _abc.Awaitable[_broker_pb2.DescribeFollowersResponse]]:
+        """How far the followers of partitions are, as their leader knows it."""
 
     @_abc_1.abstractmethod
     def InitProducer(

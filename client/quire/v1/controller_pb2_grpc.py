@@ -609,6 +609,7 @@ class ControllerAdminServiceServicer:
 
     def DrainBroker(self, request, context):
         """Says what a broker is to be rid of. The leading controller takes the steps; DescribeCluster shows what is left.
+        Refused with NOT_ENOUGH_BROKERS where one of its replicas would have nowhere to go.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -191,7 +191,9 @@ class ControllerAdminServiceStub:
     AddPartitions: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AddPartitionsRequest, _controller_pb2.AddPartitionsResponse]
     """Gives a topic more partitions. Keys change partitions by that."""
     DrainBroker: _grpc.UnaryUnaryMultiCallable[_controller_pb2.DrainBrokerRequest, _controller_pb2.DrainBrokerResponse]
-    """Says what a broker is to be rid of. The leading controller takes the steps; DescribeCluster shows what is left."""
+    """Says what a broker is to be rid of. The leading controller takes the steps; DescribeCluster shows what is left.
+    Refused with NOT_ENOUGH_BROKERS where one of its replicas would have nowhere to go.
+    """
     UnregisterBroker: _grpc.UnaryUnaryMultiCallable[_controller_pb2.UnregisterBrokerRequest, _controller_pb2.UnregisterBrokerResponse]
     """Forgets a broker that has no replicas."""
     ReassignPartition: _grpc.UnaryUnaryMultiCallable[_controller_pb2.ReassignPartitionRequest, _controller_pb2.ReassignPartitionResponse]
@@ -229,7 +231,9 @@ class ControllerAdminServiceAsyncStub(ControllerAdminServiceStub):
     AddPartitions: _aio.UnaryUnaryMultiCallable[_controller_pb2.AddPartitionsRequest, _controller_pb2.AddPartitionsResponse]  # type: ignore[assignment]
     """Gives a topic more partitions. Keys change partitions by that."""
     DrainBroker: _aio.UnaryUnaryMultiCallable[_controller_pb2.DrainBrokerRequest, _controller_pb2.DrainBrokerResponse]  # type: ignore[assignment]
-    """Says what a broker is to be rid of. The leading controller takes the steps; DescribeCluster shows what is left."""
+    """Says what a broker is to be rid of. The leading controller takes the steps; DescribeCluster shows what is left.
+    Refused with NOT_ENOUGH_BROKERS where one of its replicas would have nowhere to go.
+    """
     UnregisterBroker: _aio.UnaryUnaryMultiCallable[_controller_pb2.UnregisterBrokerRequest, _controller_pb2.UnregisterBrokerResponse]  # type: ignore[assignment]
     """Forgets a broker that has no replicas."""
     ReassignPartition: _aio.UnaryUnaryMultiCallable[_controller_pb2.ReassignPartitionRequest, _controller_pb2.ReassignPartitionResponse]  # type: ignore[assignment]
@@ -318,7 +322,9 @@ class ControllerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _controller_pb2.DrainBrokerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_controller_pb2.DrainBrokerResponse, _abc.Awaitable[_controller_pb2.DrainBrokerResponse]]:
-        """Says what a broker is to be rid of. The leading controller takes the steps; DescribeCluster shows what is left."""
+        """Says what a broker is to be rid of. The leading controller takes the steps; DescribeCluster shows what is left.
+        Refused with NOT_ENOUGH_BROKERS where one of its replicas would have nowhere to go.
+        """
 
     @_abc_1.abstractmethod
     def UnregisterBroker(

@@ -8,17 +8,18 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
-from quire.errors import InvalidArgumentError
+from quire.errors import InvalidArgumentError, NotEnoughBrokersError
 from quire.v1 import commands_pb2, controller_pb2, controller_pb2_grpc, metadata_pb2
 from quire_controller.runtime.controller import ControllerRuntime
 from quire_controller.service.changes import Change, checked
 from quire_controller.service.lookups import check_broker_id, check_some, partition_of
 from quire_controller.service.topics import TopicAdmin
-from quire_controller.state import limits
+from quire_controller.state import limits, placement
 from quire_controller.state.checks import check_limit
 from quire_controller.state.codec import broker_message
 from quire_controller.state.machine import ControllerState
 from quire_controller.state.model import Partition
+from quire_controller.state.tables import Tables
 
 PARTITIONS_A_TURN: Final = 5_000
 """Partitions that are looked at before the rest of the loop has its turn: Raft's heartbeats among it."""
@@ -88,8 +89,15 @@ class ControllerAdminServicer(TopicAdmin, controller_pb2_grpc.ControllerAdminSer
         if request.goal not in metadata_pb2.DrainGoal.values():
             raise InvalidArgumentError("a broker is drained of leaderships, of replicas, or not at all")
         change = Change(self._runtime, self._state, request)
-        change.command.drain_broker.CopyFrom(commands_pb2.DrainBroker(broker_id=request.broker_id, goal=request.goal))
-        return controller_pb2.DrainBrokerResponse(version=(await change.submit("done")).index)
+        result = await change.look()
+        if result is None:
+            if request.goal == metadata_pb2.DRAIN_GOAL_REPLICAS:
+                _check_room(self._state.tables, request.broker_id)
+            change.command.drain_broker.CopyFrom(
+                commands_pb2.DrainBroker(broker_id=request.broker_id, goal=request.goal)
+            )
+            result = await change.submit("done")
+        return controller_pb2.DrainBrokerResponse(version=checked(result, "done").index)
 
     async def UnregisterBroker(
         self, request: controller_pb2.UnregisterBrokerRequest, context: object
@@ -212,6 +220,22 @@ async def _count(partitions: Sequence[Partition]) -> tuple[Counter[int], int]:
                 led[partition.leader] += 1
             under_replicated += len(partition.isr) < len(partition.replicas)
     return led, under_replicated
+
+
+def _check_room(tables: Tables, broker_id: int) -> None:
+    """Raise UnknownBrokerError, or NotEnoughBrokersError if a replica would have nowhere to go."""
+    tables.broker(broker_id)
+    takers = [each.broker_id for each in placement.candidates(tables) if each.broker_id != broker_id]
+    stuck = [partition for partition in tables.partitions_on(broker_id) if not set(takers) - set(partition.replicas)]
+    if stuck:
+        name = tables.topics[stuck[0].key.topic_id].name
+        raise NotEnoughBrokersError(
+            f"no broker could take {len(stuck)} of the replicas of broker {broker_id}, such as that of "
+            f"{name}/{stuck[0].key.partition}: no two replicas of a partition are on one broker, and those "
+            f"that are active and not being drained are {', '.join(map(str, takers)) or 'none'}; start another one",
+            broker_id=broker_id,
+            partitions=len(stuck),
+        )
 
 
 def _at(partition: Partition) -> commands_pb2.PartitionAt:
