@@ -26,11 +26,13 @@ LEASE_MS = 1_600
 
 
 @asynccontextmanager
-async def under_load(folder: Path, *, controllers: int = 1) -> AsyncIterator[tuple[BrokerCluster, Load]]:
+async def under_load(
+    folder: Path, *, controllers: int = 1, min_isr: int = 2
+) -> AsyncIterator[tuple[BrokerCluster, Load]]:
     async with broker_cluster(
         folder, brokers=3, controllers=controllers, lease_ms=LEASE_MS, broker_heartbeat_ms=200
     ) as cluster:
-        await cluster.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=3, min_isr=2)
+        await cluster.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=3, min_isr=min_isr)
         async with load(cluster.addresses, partitions=PARTITIONS) as found:
             await found.more()
             yield cluster, found
@@ -176,6 +178,32 @@ async def test_isr_below_its_minimum_is_refused_and_what_was_acknowledged_stays(
             await each.hang_up()
             each.start()
         await found.more()
+
+
+async def test_without_its_last_member_in_sync_a_partition_is_offline_and_not_lost(tmp_path: Path) -> None:
+    async with under_load(tmp_path, min_isr=1) as (cluster, found):
+        last = await cluster.leader_of(TOPIC)
+        others = [each for each in cluster.brokers if each is not last]
+        for each in others:
+            each.die()
+        await found.more()  # what only the last one has
+        last.die()
+        for each in others:
+            await each.hang_up()
+            each.start()
+        for each in others:
+            await each.ready()
+        async with aio.Admin([each.address for each in others]) as admin:
+            # They are let in, which is when they would be elected, and lack records.
+            described = await admin.describe_cluster()
+            assert [each.fenced for each in described.brokers if each.broker_id != last.id] == [False, False]
+            assert described.leaderless == PARTITIONS
+            topic = await admin.describe_topic(TOPIC)
+            assert [(each.leader, each.isr) for each in topic.partitions] == [(None, (last.id,))] * PARTITIONS
+        before = found.count
+        await cluster.restart(last)
+        await found.more()
+        assert found.count > before
 
 
 # --- small disks ---------------------------------------------------------------------------------------------------

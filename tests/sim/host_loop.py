@@ -37,6 +37,8 @@ class HostLoop(asyncio.AbstractEventLoop):
         self._on_unhandled = on_unhandled
         self._closing: deque[asyncio.Handle] | None = None
         """What is left to do when the simulation is over."""
+        self._ready: dict[int, asyncio.Handle] = {}
+        """What was to be done at once and has not been yet, such as a task's next step."""
         self.tasks: list[asyncio.Task[Any]] = []
         """All of them: those of a crashed host must not be collected, since that would run their last lines."""
 
@@ -66,7 +68,8 @@ class HostLoop(asyncio.AbstractEventLoop):
 
     def dispose(self) -> None:
         """The simulation is over: end all tasks, those of hosts that crashed long ago too, so that none complains."""
-        self._closing = deque()
+        # Tasks that were about to go on wait for nothing that could be cancelled: their steps have to be taken.
+        self._closing = deque(self._ready.values())
         for task in self.tasks:
             task.cancel()
         for _ in range(100_000):
@@ -158,9 +161,13 @@ class HostLoop(asyncio.AbstractEventLoop):
         if self._closing is not None:
             if delay_s <= 0:
                 self._closing.append(handle)
-        elif self._host.life == self._life:
+            return
+        if delay_s <= 0:
+            self._ready[id(handle)] = handle
+        if self._host.life == self._life:
             self._host.call_later(delay_s, lambda: self._run(handle))
 
     def _run(self, handle: asyncio.Handle) -> None:
+        self._ready.pop(id(handle), None)
         if not handle.cancelled():
             self.enter(handle._run)

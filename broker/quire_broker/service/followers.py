@@ -6,7 +6,7 @@ from typing import Final
 
 from quire.errors import InvalidArgumentError, QuireError
 from quire.process.rpc.context import current
-from quire.rpc_errors import refusal_of
+from quire.refusals import refusal_of
 from quire.v1 import broker_pb2
 from quire_broker.replica.streams import RECORDS
 from quire_broker.runtime.partition import Partition
