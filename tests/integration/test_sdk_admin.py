@@ -11,12 +11,15 @@ import pytest
 
 from quire import Admin, PartitionOffsets, Producer
 from quire.errors import (
+    BrokerNotEmptyError,
     InvalidArgumentError,
     InvalidTopicNameError,
+    NoReassignmentInProgressError,
     NotEnoughBrokersError,
     OutcomeUnknownError,
     TopicAlreadyExistsError,
     UnavailableError,
+    UnknownBrokerError,
     UnknownTopicError,
 )
 from tests.integration.sdk_cluster import SdkCluster, sdk_cluster
@@ -117,6 +120,32 @@ def test_cluster(cluster: SdkCluster, admin: Admin) -> None:
         False,
     )
     assert broker.leaderships == broker.replicas == described.partitions
+
+
+def test_moves_and_drains(cluster: SdkCluster, admin: Admin) -> None:
+    topic = cluster.topic(partitions=2)
+    admin.offsets(topic)  # once the leader knows that it leads
+    assert admin.follower_lag(topic) == {0: (), 1: ()}
+    admin.move_partition(topic, 0, [1])  # where it is
+    assert admin.list_moves() == []
+    with pytest.raises(NoReassignmentInProgressError):
+        admin.cancel_move(topic, 0)
+    with pytest.raises(InvalidArgumentError, match="1 replicas a partition, and the target 2"):
+        admin.move_partition(topic, 0, [1, 2])
+    with pytest.raises(UnknownBrokerError):
+        admin.move_partition(topic, 0, [2])
+    assert admin.elect_preferred() == admin.elect_preferred(topic) == 0
+    with pytest.raises(NotEnoughBrokersError, match="no broker could take"):
+        admin.drain_broker(1)
+    admin.drain_broker(1, leaderships_only=True)
+    assert admin.describe_cluster().brokers[0].drain == "leaderships"
+    admin.undrain(1)
+    assert admin.describe_cluster().brokers[0].drain is None
+    with pytest.raises(BrokerNotEmptyError):
+        admin.unregister_broker(1)
+    for refused in (0, -1, True):
+        with pytest.raises(InvalidArgumentError):
+            admin.undrain(refused)
 
 
 def test_quorum(admin: Admin) -> None:

@@ -12,8 +12,10 @@ import quire
 from quire import aio
 from quire.errors import (
     BatchTooLargeError,
+    BrokerNotEmptyError,
     InvalidArgumentError,
     LogBusyError,
+    NoReassignmentInProgressError,
     OffsetOutOfRangeError,
     OutcomeUnknownError,
     TopicAlreadyExistsError,
@@ -258,6 +260,21 @@ async def test_admin(cluster: SdkCluster) -> None:
     await admin.close()
     with pytest.raises(UnavailableError, match="closed"):
         await admin.list_topics()
+
+
+async def test_moves_and_drains(cluster: SdkCluster) -> None:
+    topic = await make_topic(cluster)
+    async with aio.Admin(cluster.addresses) as admin:
+        assert all(not followers for followers in (await admin.follower_lag(topic)).values())
+        await admin.move_partition(topic, 0, [1])
+        assert await admin.list_moves() == []
+        with pytest.raises(NoReassignmentInProgressError):
+            await admin.cancel_move(topic, 0)
+        assert await admin.elect_preferred(topic) == 0
+        await admin.drain_broker(1, leaderships_only=True)
+        await admin.undrain(1)
+        with pytest.raises(BrokerNotEmptyError):
+            await admin.unregister_broker(1)
 
 
 async def test_clients_that_nobody_closes_warn(cluster: SdkCluster) -> None:

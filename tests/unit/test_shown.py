@@ -29,6 +29,7 @@ CALLS: Final = "integration/test_broker_hostile_calls.py::"
 CONSUMER: Final = "integration/test_sdk_consumer.py::"
 CONTROLLER: Final = "integration/test_controller_process.py::"
 HOSTILE: Final = "integration/test_broker_hostile.py::"
+MOVES: Final = "integration/test_moves.py::"
 PRODUCER: Final = "integration/test_sdk_producer.py::"
 UP: Final = "integration/test_up.py::"
 VERBS: Final = "integration/test_cli_verbs.py::"
@@ -38,14 +39,22 @@ METHODS: Final = {
     "Admin.__enter__": f"{ADMIN}test_topic_that_cannot_be_made",
     "Admin.add_partitions": f"{PRODUCER}test_partitions_that_are_added_are_used",
     "Admin.alter_topic": f"{ADMIN}test_topic_from_its_making_to_its_end",
+    "Admin.cancel_move": f"{ADMIN}test_moves_and_drains",
     "Admin.close": f"{ADMIN}test_closed_admin_says_so",
     "Admin.create_topic": f"{ADMIN}test_topic_from_its_making_to_its_end",
     "Admin.delete_topic": f"{ADMIN}test_topic_from_its_making_to_its_end",
     "Admin.describe_cluster": f"{ADMIN}test_cluster",
     "Admin.describe_quorum": f"{ADMIN}test_quorum",
     "Admin.describe_topic": f"{ADMIN}test_topic_from_its_making_to_its_end",
+    "Admin.drain_broker": f"{ADMIN}test_moves_and_drains",
+    "Admin.elect_preferred": f"{ADMIN}test_moves_and_drains",
+    "Admin.follower_lag": f"{ADMIN}test_moves_and_drains",
+    "Admin.list_moves": f"{ADMIN}test_moves_and_drains",
     "Admin.list_topics": f"{ADMIN}test_many_topics_come_in_pages_and_in_order",
+    "Admin.move_partition": f"{ADMIN}test_moves_and_drains",
     "Admin.offsets": f"{ADMIN}test_offsets",
+    "Admin.undrain": f"{ADMIN}test_moves_and_drains",
+    "Admin.unregister_broker": f"{ADMIN}test_moves_and_drains",
     "Consumer.__enter__": f"{CONSUMER}test_several_topics",
     "Consumer.__iter__": f"{CONSUMER}test_iteration_goes_on_until_closed",
     "Consumer.__next__": f"{CONSUMER}test_poll_and_iteration_mix",
@@ -77,14 +86,22 @@ METHODS: Final = {
     "aio.Admin.__aenter__": f"{AIO}test_admin",
     "aio.Admin.add_partitions": f"{AIO}test_admin",
     "aio.Admin.alter_topic": f"{AIO}test_admin",
+    "aio.Admin.cancel_move": f"{AIO}test_moves_and_drains",
     "aio.Admin.close": f"{AIO}test_admin",
     "aio.Admin.create_topic": f"{AIO}test_admin",
     "aio.Admin.delete_topic": f"{AIO}test_admin",
     "aio.Admin.describe_cluster": f"{AIO}test_admin",
     "aio.Admin.describe_quorum": f"{AIO}test_admin",
     "aio.Admin.describe_topic": f"{AIO}test_admin",
+    "aio.Admin.drain_broker": f"{AIO}test_moves_and_drains",
+    "aio.Admin.elect_preferred": f"{AIO}test_moves_and_drains",
+    "aio.Admin.follower_lag": f"{AIO}test_moves_and_drains",
+    "aio.Admin.list_moves": f"{AIO}test_moves_and_drains",
     "aio.Admin.list_topics": f"{AIO}test_admin",
+    "aio.Admin.move_partition": f"{AIO}test_moves_and_drains",
     "aio.Admin.offsets": f"{AIO}test_admin",
+    "aio.Admin.undrain": f"{AIO}test_moves_and_drains",
+    "aio.Admin.unregister_broker": f"{AIO}test_moves_and_drains",
     "aio.Consumer.__aenter__": f"{AIO}test_consumer",
     "aio.Consumer.__aiter__": f"{AIO}test_consumer",
     "aio.Consumer.__anext__": f"{AIO}test_consumer",
@@ -123,6 +140,8 @@ COMMANDS: Final = {
     "certs add": "integration/test_certs_cli.py::test_added_node_belongs_to_the_same_cluster",
     "certs init": "integration/test_certs_cli.py::test_files_and_what_is_said_about_them",
     "cluster": f"{VERBS}test_cluster_that_is_well",
+    "cluster drain": f"{MOVES}test_broker_is_drained_and_leaves",
+    "cluster unregister": f"{MOVES}test_broker_is_drained_and_leaves",
     "config": "integration/test_config_cli.py::test_effective_configuration_is_toml_with_sources",
     "consume": f"{VERBS}test_line_goes_in_and_comes_out",
     "log dump": "integration/test_cli_log.py::test_works_while_a_broker_is_writing",
@@ -135,6 +154,7 @@ COMMANDS: Final = {
     "topic create": f"{VERBS}test_topic_from_its_making_to_its_end",
     "topic delete": f"{VERBS}test_topic_is_deleted_only_if_it_is_meant",
     "topic describe": f"{VERBS}test_topic_from_its_making_to_its_end",
+    "topic move": f"{MOVES}test_moved_partition_is_shown_on_the_command_line",
     "topic list": f"{VERBS}test_topic_from_its_making_to_its_end",
     "up": f"{UP}test_says_what_a_person_needs_and_stops_on_ctrl_c",
     "verify": f"{VERBS}test_verify_judges_what_was_sent_and_read",
@@ -231,7 +251,9 @@ def commands() -> Iterator[str]:
         app: typer.Typer = plugin.load()
         command: Any = typer.main.get_command(app)
         within = getattr(command, "commands", None)
-        yield from [plugin.name] if within is None else [f"{plugin.name} {name}" for name in within]
+        if within is None or getattr(command, "invoke_without_command", False):
+            yield plugin.name
+        yield from (f"{plugin.name} {name}" for name in within or ())
 
 
 def rows(document: str, heading: str) -> list[list[str]]:
