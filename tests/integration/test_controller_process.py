@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import random
-import re
 import shlex
 import shutil
 import signal
@@ -53,11 +52,10 @@ from tests.integration.controller_cluster import (
     tail,
     told,
 )
-from tests.raftkill.processes import REPOSITORY
+from tests.integration.metrics_docs import OPERATING, documented_metrics, metrics_in
 
 FEATURES = metadata_pb2.FeatureRange(level_min=1, level_max=1)
 CALL_S = 10.0
-OPERATING = REPOSITORY / "docs" / "OPERATING.md"
 
 
 @pytest.fixture(scope="module")
@@ -357,9 +355,7 @@ async def test_health_reflection_and_metrics(cluster: ControllerCluster) -> None
     assert "quire_controller_snapshot_seconds_count" in metrics
     assert float(metrics['quire_rpc_calls_total{method="/grpc.health.v1.Health/Check",status="OK"}']) >= 3
     assert (await asyncio.to_thread(leader.http, "/healthz"))[0] == 200
-    told_of = set(re.findall(r"^# TYPE (\S+) (?:gauge|counter|histogram)$", text, re.MULTILINE))
-    documented = set(re.findall(r"`(quire_[a-z_]+)", OPERATING.read_text(encoding="utf-8")))
-    assert {name for name in told_of if not name.endswith("_created")} == documented
+    assert metrics_in(text) == documented_metrics("controller")
 
 
 async def test_second_process_is_refused(cluster: ControllerCluster, tmp_path: Path) -> None:
