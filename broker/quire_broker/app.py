@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from quire.config import Config
 from quire.config.broker import PEER_LISTENER, BrokerListener, broker_id
 from quire.disk.os_disk import OsDisk
-from quire.errors import QuireError
+from quire.errors import QuireError, UnavailableError
 from quire.link import tls
 from quire.link.config import LinkConfig
 from quire.link.network import Address
@@ -40,6 +40,7 @@ from quire_broker.replica.config import ReplicaConfig
 from quire_broker.runtime.budget import Memory
 from quire_broker.runtime.controllers import QuorumClient
 from quire_broker.runtime.incarnation import incarnation_id
+from quire_broker.runtime.kernel_syncs import KernelSyncs
 from quire_broker.runtime.membership import Membership, Registration
 from quire_broker.runtime.partitions import ATTRIBUTES_TAKEN, Partitions
 from quire_broker.runtime.replication import Replication
@@ -107,6 +108,7 @@ class Broker:
 
         self._metrics = Metrics()
         self._pool = ThreadPoolExecutor(SYNCS_AT_ONCE_MAX, thread_name_prefix="disk")
+        self._kernel = _kernel_syncs()
         self._image = MetadataImage()
         incarnation = incarnation_id(
             disk, root, cluster_id=config.node.cluster_id, broker_id=number, data=TOPICS, randomness=randomness
@@ -155,6 +157,7 @@ class Broker:
             disk=disk,
             root=root,
             pool=self._pool,
+            kernel=self._kernel,
             now_ms=_now_ms,
             may_lead=self._membership.may_lead,
             broker_epoch=lambda: self._membership.broker_epoch,
@@ -308,6 +311,8 @@ class Broker:
         await self._partitions.close()
         await self._controllers.close()
         self._pool.shutdown()
+        if self._kernel is not None:
+            self._kernel.close()
 
     def _on_changes(self, changes: Changes) -> None:
         self._replication.on_changes(changes)
@@ -384,6 +389,14 @@ class Broker:
         calls, streams = sum(gate.call_count for gate in self._gates), sum(gate.stream_count for gate in self._gates)
         yield "quire_rpc_calls_in_progress", "Calls that are being served.", calls
         yield "quire_rpc_streams_in_progress", "Streams that are being served.", streams
+
+
+def _kernel_syncs() -> KernelSyncs | None:
+    try:
+        return KernelSyncs()
+    except UnavailableError as error:
+        _log.info("files are synced on threads", why=error.message)
+        return None
 
 
 def _now_ms() -> int:

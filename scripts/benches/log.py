@@ -24,6 +24,7 @@ from quire.records import encode_columns
 from quire_broker.log.checkpoint import Checkpoint
 from quire_broker.log.config import FlushPolicy, LogConfig
 from quire_broker.log.log import Log
+from quire_broker.runtime.kernel_syncs import KernelSyncs
 from quire_broker.runtime.log_writer import LogWriter
 from scripts.benches.contest import Contest, arguments_for, run
 
@@ -192,7 +193,7 @@ class Writers:
         self._writer = loop.run_until_complete(self._make_writer())
 
     async def _make_writer(self) -> LogWriter:
-        return LogWriter(self._log, pool=self._pool, now_ms=lambda: NOW_MS)
+        return LogWriter(self._log, pool=self._pool, kernel=KernelSyncs(), now_ms=lambda: NOW_MS)
 
     def append(self, appends_each: int) -> None:
         self._loop.run_until_complete(self._run(appends_each))

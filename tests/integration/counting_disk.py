@@ -34,6 +34,10 @@ class CountingFile:
     def sync(self) -> None:
         self._file.sync()
 
+    @property
+    def descriptor(self) -> int | None:
+        return self._file.descriptor
+
     def close(self) -> None:
         self._file.close()
 

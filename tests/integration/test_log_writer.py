@@ -54,6 +54,10 @@ class WatchedFile:
             raise SyncFailedError("the disk is gone", path="x")
         self._file.sync()
 
+    @property
+    def descriptor(self) -> int | None:
+        return None  # or it would be synced behind our back
+
 
 class WatchedDisk(OsDisk):
     def __init__(self) -> None:

@@ -162,6 +162,8 @@ async def test_damage_is_told_and_passed_over() -> None:
         await world.create("orders")
         for value in (b"a", b"b", b"c"):
             await world.store(value)
+        # From now on what was just written is read from the file, too.
+        await world.partition().writer.exclusively(lambda log: None)
         path = f"{world.partition().place.records}/{0:020}.log"
         world.disk.flip(path, len(batch(b"a")) + 65, 1)
         [fetched] = await world.fetch(at())

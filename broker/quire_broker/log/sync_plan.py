@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from quire.disk.framed import stage
 from quire.disk.port import Disk, DiskFile
-from quire.errors import DiskFullError, DiskIoError
+from quire.errors import DiskFullError, DiskIoError, SyncFailedError
 from quire.types import Buffer
 from quire_broker.log import checkpoint as checkpoints
 from quire_broker.log import snapshots
@@ -44,7 +44,29 @@ class SyncPlan:
                 file.sync()
             if self.sync_names:
                 self.disk.sync_dir(self.directory)
-            self.synced = True
+        except (DiskFullError, DiskIoError) as error:
+            self.error = error
+        else:
+            self._note_synced()
+
+    @property
+    def descriptor(self) -> int | None:
+        """Of the one file that is to be synced, where that is all and the operating system may be told to.
+
+        Who has had it synced calls `ran` in place of `run`.
+        """
+        return self.files[0].descriptor if len(self.files) == 1 and not self.sync_names else None
+
+    def ran(self, why: str | None) -> None:
+        """The file of `descriptor` was synced, or was not, and why."""
+        if why is None:
+            self._note_synced()
+        else:
+            self.error = SyncFailedError(f"cannot sync the log in {self.directory}: {why}", path=self.directory)
+
+    def _note_synced(self) -> None:
+        self.synced = True
+        try:
             self.mark.write(self.end_offset)
         except (DiskFullError, DiskIoError) as error:
             self.error = error

@@ -1,6 +1,6 @@
 """Lets many write to one log: what arrives together is written together and synced together.
 
-    append ──► queue ──► one write ──► (flush=fsync) wait ──► one sync on a thread ──► answers
+    append ──► queue ──► one write ──► (flush=fsync) wait ──► one sync aside ──► answers
                                                                       └──► now and then: books on a thread
 
 While a sync is in flight everything that arrives is written and waits for the next one. *Exclusive* operations of the
@@ -25,12 +25,16 @@ from quire.errors import (
     QuireError,
     StaleEpochError,
 )
+from quire.records.header import LENGTH_FIELD_END, PREFIX_BYTES, make_prefix
 from quire.records.produced import PRODUCIBLE_ATTRIBUTES
 from quire.types import Buffer
 from quire_broker.log.appender import Appended
 from quire_broker.log.config import LogConfig
 from quire_broker.log.log import Log
+from quire_broker.log.reader import Batches
 from quire_broker.log.sync_plan import Books, SyncPlan
+from quire_broker.runtime.kernel_syncs import KernelSyncs
+from quire_broker.runtime.tail import Tail, TailRoom
 
 T = TypeVar("T")
 
@@ -81,17 +85,23 @@ class LogWriter:
         log: Log,
         *,
         pool: ThreadPoolExecutor,
+        kernel: KernelSyncs | None = None,
+        tails: TailRoom | None = None,
         now_ms: Callable[[], int],
         waiting_bytes_max: int = WAITING_BYTES_MAX,
         attributes_allowed: int = PRODUCIBLE_ATTRIBUTES,
         on_progress: Callable[[], None] = _nobody,
     ) -> None:
-        """`on_progress` is called when something was written or synced, or the log went offline.
+        """`kernel`, where there is one, syncs what it can in place of `pool`; `tails` bounds what readers find here.
+
+        `on_progress` is called when something was written or synced, or the log went offline.
 
         That is in the same turn of the loop in which those who wait are answered, so before they hear of it.
         """
         self._log = log
         self._pool = pool
+        self._kernel = kernel
+        self._tail = Tail(tails or TailRoom())
         self._now_ms = now_ms
         self._waiting_bytes_max = waiting_bytes_max
         self._waiting_bytes = 0
@@ -163,12 +173,26 @@ class LogWriter:
         Those of a new leader epoch are refused: `exclusively` begins it first.
         """
         self._require_open()
+        self._tail.forget()
         try:
             return self._log.append_stored(data, now_ms=self._now_ms())
         finally:
             # Also where it failed: some may have been written, and are to be synced.
             self._on_progress()
             self._go_on()
+
+    def read(self, offset: int, *, bytes_max: int, end_offset: int | None = None) -> Batches:
+        """As `Log.read`, and without it where that is asked for which was just written."""
+        log = self._log
+        # What is kept is good, but nobody is to hide from whom the log that a part of it is not, or was given up.
+        if log.start_offset <= offset and log.offline is None and not log.quarantined:
+            end = log.end_offset
+            kept = self._tail.read(
+                offset, bytes_max=bytes_max, end_offset=end if end_offset is None else min(end_offset, end)
+            )
+            if kept is not None:
+                return kept
+        return log.read(offset, bytes_max=bytes_max, end_offset=end_offset)
 
     def configure(self, config: LogConfig) -> None:
         """Go on with other settings. What waits for a sync under the old ones still gets it."""
@@ -186,6 +210,7 @@ class LogWriter:
 
         def run() -> None:
             cuts = self._log.cuts
+            self._tail.forget()
             try:
                 result = work(self._log)
             except BaseException as error:
@@ -225,6 +250,7 @@ class LogWriter:
         if self._closing is None:
             self._write_queued()
             self._closed = True
+            self._tail.forget()
             if self._timer is not None:
                 self._timer.cancel()
             self._closing = self._loop.create_task(self._close())
@@ -283,12 +309,21 @@ class LogWriter:
                 if isinstance(outcome, Appended) and outcome.end_offset > end:
                     end = outcome.end_offset
             written = _Written(request, own, end)
+            self._keep(request, own)
             if self._flush.kind == "fsync" and end > self._log.synced_offset:
                 self._unsynced.append(written)
             else:
                 self._answer_written(written)
         # After the answers: those behind a sync are to leave first, and nobody reads what was just written sooner.
         self._on_progress()
+
+    def _keep(self, request: _Request, outcomes: Sequence[Appended | QuireError]) -> None:
+        for batch, outcome in zip(request.batches, outcomes, strict=True):
+            if isinstance(outcome, Appended) and not outcome.duplicate:
+                prefix = make_prefix(
+                    base_offset=outcome.base_offset, length=len(batch) - LENGTH_FIELD_END, leader_epoch=request.epoch
+                )
+                self._tail.add(outcome.base_offset, outcome.end_offset, [prefix, memoryview(batch)[PREFIX_BYTES:]])
 
     def _go_on(self) -> None:
         """Do what comes next: operations that wait for the log to be idle, then the next sync."""
@@ -322,7 +357,19 @@ class LogWriter:
         if plan is not None:
             self._overdue = False
             self._idle.clear()
-            self._run_aside(plan.run, partial(self._finish_sync, plan))
+            kernel, descriptor = self._kernel, plan.descriptor
+            then = partial(self._synced_by_kernel, plan)
+            if kernel is None or descriptor is None or not kernel.sync(descriptor, then):
+                self._run_aside(plan.run, partial(self._finish_sync, plan))
+
+    def _synced_by_kernel(self, plan: SyncPlan, why: str | None) -> None:
+        try:
+            plan.ran(why)
+            self._finish_sync(plan)
+        except BaseException as error:  # a bug, which must not leave anyone waiting
+            self._fail_all(error)
+            self._idle.set()
+            raise
 
     def _finish_sync(self, plan: SyncPlan) -> None:
         books = self._log.finish_sync(plan)

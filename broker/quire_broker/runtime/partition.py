@@ -204,7 +204,7 @@ class Partition:
                 end_offset=self.high_watermark,
             )
         try:
-            return log.read(offset, bytes_max=bytes_max, end_offset=self.high_watermark)
+            return self.writer.read(offset, bytes_max=bytes_max, end_offset=self.high_watermark)
         except DamagedRangeError as error:
             self.replica.on_progress()  # to be mended, or handed over to a broker with a copy that is whole
             if self.replica.may_be_mended:

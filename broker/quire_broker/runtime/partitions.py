@@ -37,9 +37,11 @@ from quire_broker.log.recovery import RecoveryReport
 from quire_broker.replica.config import ReplicaConfig
 from quire_broker.replica.effects import IsrMember
 from quire_broker.replica.leader import Picture
+from quire_broker.runtime.kernel_syncs import KernelSyncs
 from quire_broker.runtime.log_writer import LogWriter
 from quire_broker.runtime.partition import NO_EPOCH, Partition
 from quire_broker.runtime.replica import Exchange, Replica
+from quire_broker.runtime.tail import TailRoom
 from quire_broker.runtime.topic_config import log_config, may_lose, min_isr
 from quire_broker.state.image import Changes, MetadataImage
 
@@ -96,6 +98,7 @@ class Partitions:
         disk: Disk,
         root: str,
         pool: ThreadPoolExecutor,
+        kernel: KernelSyncs | None = None,
         now_ms: Callable[[], int],
         may_lead: Callable[[], bool],
         broker_epoch: Callable[[], int],
@@ -116,6 +119,8 @@ class Partitions:
         self._disk = disk
         self._root = root
         self._pool = pool
+        self._kernel = kernel
+        self._tails = TailRoom()
         self._now_ms = now_ms
         self._may_lead = may_lead
         self._broker_epoch = broker_epoch
@@ -422,6 +427,8 @@ class Partitions:
         writer = LogWriter(
             log,
             pool=self._pool,
+            kernel=self._kernel,
+            tails=self._tails,
             now_ms=self._now_ms,
             waiting_bytes_max=self._waiting_bytes_max,
             attributes_allowed=ATTRIBUTES_TAKEN,

@@ -320,7 +320,7 @@ class Replica:
     def read_for(self, offset: int, *, bytes_max: int) -> Batches | None:
         """Batches to push; None where they cannot be read."""
         try:
-            return self._writer.log.read(offset, bytes_max=bytes_max)
+            return self._writer.read(offset, bytes_max=bytes_max)
         except DamagedRangeError:
             self.on_progress()
         except QuireError as error:

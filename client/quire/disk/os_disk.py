@@ -98,6 +98,10 @@ class OsFile:
         except OSError as error:
             raise SyncFailedError(f"cannot sync {self._path}: {error.strerror}", path=self._path) from error
 
+    @property
+    def descriptor(self) -> int | None:
+        return self._fd if self._fd >= 0 else None
+
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:

@@ -35,6 +35,14 @@ class DiskFile(Protocol):
         """
         ...
 
+    @property
+    def descriptor(self) -> int | None:
+        """By which the operating system knows the open file; None where it does not.
+
+        For one who has it synced in another way than by `sync`, with the same result.
+        """
+        ...
+
     def close(self) -> None: ...
 
 

@@ -104,6 +104,10 @@ class SimFile:
             _apply(self._node.kept, change)
         self._node.pending.clear()
 
+    @property
+    def descriptor(self) -> int | None:
+        return None
+
     def close(self) -> None:
         self._open = False
 
