@@ -136,9 +136,14 @@ async def test_a_byte_flipped_and_that_broker_made_leader(tmp_path: Path) -> Non
         leader = await cluster.leader_of(TOPIC)
         other = next(each for each in cluster.brokers if each is not leader)
         await equal_isr(cluster)
-        other.die()
         directory = other.records_directory(TOPIC, 0)
         assert directory is not None
+
+        async def is_written() -> bool:
+            return sorted(directory.glob("*.log"))[0].stat().st_size > 200
+
+        await eventually(is_written, lambda: "no record for the partition that is to be damaged")
+        other.die()
         with sorted(directory.glob("*.log"))[0].open("r+b") as file:
             file.seek(100)
             byte = file.read(1)
