@@ -6,7 +6,7 @@ import asyncio
 import random
 import sys
 import time
-from typing import Any
+from typing import Any, Final
 
 import quire.aio
 from quire.errors import QuireError
@@ -18,7 +18,9 @@ from quire.link.network import Address
 from quire.link.session import Session
 from quire.link.tcp import TcpNetwork
 from quire.v1 import broker_pb2, durability_pb2
-from scripts.benches.broker_client import PAUSE_S, PRODUCE_STREAM, Load, _Stream, main, records_for, values
+from scripts.benches.broker_client import PRODUCE_STREAM, Load, _Stream, main, records_for, values
+
+BARE: Final = "/bare/Replicate"
 
 
 class Acknowledged:
@@ -65,9 +67,29 @@ class ClusterLoad(Load):
             (stored,) = answer.partitions
             if stored.HasField("refusal") or stored.durability.replicas < 3 or not stored.durability.fsynced:
                 raise SystemExit(f"bench cluster: not stored as asked: {answer}")
-            await asyncio.sleep(PAUSE_S)
         call.cancel()
         return taken
+
+    async def acks_bare(self, address: str, topic: str, *, count: int) -> list[float]:
+        """The same by the bare leader."""
+        request = broker_pb2.ProduceStreamRequest(
+            acks=durability_pb2.ACKS_ALL, partitions=records_for(topic, 0)
+        ).SerializeToString()
+        call: _Stream = self._channel(address).stream_stream(BARE)()
+        taken: list[float] = []
+        for _ in range(count):
+            began = time.perf_counter()
+            await call.write(request)
+            if not isinstance(await call.read(), bytes):
+                raise SystemExit(f"bench cluster: the bare stream ended: {call}")
+            taken.append(time.perf_counter() - began)
+        call.cancel()
+        return taken
+
+    async def stream_replicated(self, address: str, *, size_bytes: int, count: int, window: int) -> float:
+        """Batches/s that the bare leader and its followers have on their disks."""
+        taken_s, _ = await self._stream(address, BARE, bytes(size_bytes), count, window)
+        return count / taken_s
 
     async def acks_sdk(self, address: list[str], topic: str, *, count: int) -> list[float]:
         (value,) = values(1)
@@ -78,8 +100,7 @@ class ClusterLoad(Load):
                 began = time.perf_counter()
                 await (await producer.send(topic, value, partition=0))
                 taken.append(time.perf_counter() - began)
-                await asyncio.sleep(PAUSE_S)
-        return taken
+            return taken
 
     async def acks_nats(self, address: str, topic: str, *, count: int) -> list[float]:
         await self.send_nats(address, count=1, window=1_000, replicas=3)
@@ -90,7 +111,6 @@ class ClusterLoad(Load):
             began = time.perf_counter()
             await jetstream.publish("S1000", value)
             taken.append(time.perf_counter() - began)
-            await asyncio.sleep(PAUSE_S)
         return taken
 
     async def stream_led(self, address: list[str], topic: str, *, size_bytes: int, count: int, window: int) -> float:
