@@ -45,7 +45,7 @@ CLIENT_SHELLS: Final = tuple(
     f"quire._client.{name}"
     for name in (
         *("addresses", "admin", "aio_admin", "aio_consumer", "aio_producer", "channels", "cluster", "consumer"),
-        *("consuming", "deliveries", "loop_thread", "offsets", "options", "produce_link", "producer"),
+        *("consuming", "deliveries", "followers", "loop_thread", "offsets", "options", "produce_link", "producer"),
         *("producer_options", "producing", "signals", "subscribe_link", "tasks"),
     )
 )
