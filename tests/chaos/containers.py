@@ -63,10 +63,10 @@ class Containers(Unable):
         await remove_stale()
         self._base = free_port_base(len(NODES))
         await self.up()
+        await self.ready()
 
     async def up(self) -> None:
         await self._compose("up", "-d")
-        await self.ready()
 
     async def down(self) -> None:
         """Containers and network go, volumes stay."""
@@ -79,9 +79,9 @@ class Containers(Unable):
         await asyncio.gather(*map(self._ready, nodes or NODES))
 
     async def _ready(self, node: str) -> None:
-        await until(lambda: self._is_well(node), lambda: f"{node} is not well:\n{self.logs_of(node)}")
+        await until(lambda: self.is_well(node), lambda: f"{node} is not well:\n{self.logs_of(node)}")
 
-    async def _is_well(self, node: str) -> bool:
+    async def is_well(self, node: str) -> bool:
         doors = [Address("127.0.0.1", port) for port in self._doors(node)]
         return all([await is_healthy(door) for door in doors])
 

@@ -108,6 +108,7 @@ async def test_down_and_up_again_finds_everything(cluster: Containers) -> None:
     await cluster.down()
     assert await docker("volume", "ls", "-q", "--filter", f"label={PROJECT_LABEL}={cluster.project}")
     await cluster.up()
+    assert [await cluster.is_well(node) for node in NODES] == [True] * 3, "so it comes back when they are"
     assert [await cluster.certificate(node) for node in NODES] == certificates
     async with aio.Admin(cluster.bootstrap) as admin:
         assert (await admin.describe_topic("kept")).topic_id == before.topic_id
