@@ -14,9 +14,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from scripts.benches import broker_profile
 from scripts.benches.broker_processes import START_S_MAX, Bare, Client, Nats, Quire, touch_pages
@@ -245,21 +246,30 @@ class Bench:
         self._client.ask("create_topic", address=address, name="fsync")
         stream = {"address": address, "window": 4, "size_bytes": MIB, "count": 64}
         self._client.ask("stream_quire", topic="read", **stream | {"count": 128})
-        loads: dict[str, Callable[[], object]] = {
-            "ProduceStream, 1 MiB batches": lambda: self._client.ask("stream_quire", topic="large", **stream),
-            "ProduceStream, one record a request": lambda: self._client.ask(
-                "stream_quire", topic="small", **stream | {"size_bytes": 0, "count": 1_000, "window": 16}
-            ),
-            "Subscribe, raw 1 MiB batches": lambda: self._client.ask(
-                "subscribe", address=address, topic="read", megabytes=128
-            ),
-            "Produce to Subscribe, one in flight, fsynced": lambda: self._client.ask(
-                "latency_quire", address=address, topic="fsync", count=200
+        broker, client = self._quire.broker.pid, self._client.process.pid
+        small = stream | {"size_bytes": 0, "count": 1_000, "window": 16}
+        send = {"address": address, "topic": "small", "count": 50_000, "acks": "leader"}
+        read = {"address": address, "topic": "read"}
+        loads: dict[str, tuple[int, str, dict[str, Any]]] = {
+            "Broker, `ProduceStream` of 1 MiB batches": (broker, "stream_quire", stream | {"topic": "large"}),
+            "Broker, `ProduceStream` of one record a request": (broker, "stream_quire", small | {"topic": "small"}),
+            "Broker, `Producer.send` of 100 bytes": (broker, "send", send),
+            "Client, `Producer.send` of 100 bytes": (client, "send", send),
+            "Broker, `Subscribe` to raw 1 MiB batches": (broker, "subscribe", read | {"megabytes": 128}),
+            "Broker, `Consumer.poll` of 100 bytes": (broker, "consume", read | {"count": 300_000}),
+            "Client, `Consumer.poll` of 100 bytes": (client, "consume", read | {"count": 300_000}),
+            "Broker, one record at a time from `Produce` to `Subscribe`, fsynced": (
+                *(broker, "latency_quire"),
+                {"address": address, "topic": "fsync", "count": 200},
             ),
         }
-        for number, (what, load) in enumerate(loads.items(), start=1):
+        profiles: dict[str, broker_profile.Profile] = {}
+        for number, (what, (pid, ask, arguments)) in enumerate(loads.items(), start=1):
+            load = partial(self._client.ask, ask, **arguments)
             load()
-            broker_profile.show(what, broker_profile.record(self._quire.broker.pid, folder / f"{number}.txt", load))
+            profiles[what] = broker_profile.record(pid, folder / f"{number}.txt", load)
+            broker_profile.show(what, profiles[what])
+        broker_profile.write_page(folder / broker_profile.PAGE, profiles)
 
 
 PARTS: Final[dict[str, Callable[[Bench], None]]] = {
@@ -278,7 +288,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench broker", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="turns that each side takes (7)")
     parser.add_argument("--only", default="", help=f"only these parts, with commas between: {', '.join(PARTS)}")
-    parser.add_argument("--profile", type=Path, help="instead, show where the broker's time goes; stacks go here")
+    parser.add_argument("--profile", type=Path, help="instead, show where the time goes; stacks and a page go here")
     parser.add_argument("--dir", type=Path, default=None, help="where to write (the temporary directory)")
     options = parser.parse_args(argv)
     parts = [part for part in options.only.split(",") if part] or list(PARTS)

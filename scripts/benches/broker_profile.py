@@ -1,7 +1,9 @@
-"""Where a broker's time goes, by py-spy. `scripts/bench broker --profile DIR` runs it.
+"""Where the time of a broker and of the SDK goes, by py-spy. `scripts/bench broker --profile DIR` runs it.
 
-py-spy looks at the broker's stacks from outside, those of C code included, a hundred times a second. That slows it
+py-spy looks at the stacks of a process from outside, those of C code too, a hundred times a second. That slows it
 down, so shares mean something and rates do not. It needs root, or a system where processes may trace others.
+
+DIR gets the stacks, which a flame graph can be made of, and `profile.md` with the tables of docs/PERFORMANCE.md.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,6 +24,7 @@ from rich.table import Table
 SECONDS: Final = 10
 RATE: Final = 100
 ROWS: Final = 12
+PAGE_ROWS: Final = 9
 
 _LINE: Final = re.compile(r"\((.*?)(?::\d+)?\)$")
 _KINDS: Final = (
@@ -33,18 +37,40 @@ _KINDS: Final = (
     (re.compile(r"^f(data)?sync"), "kernel: sync the log"),
     (re.compile(r"^(write|read|syscall|futex)\b.*libc"), "kernel: wake another thread"),
     (re.compile(r"crc32c"), "CRC32-C"),
+    (
+        re.compile(r"^(gc_collect_main|visit_\w+|\w+_traverse\w*|__pyx_tp_traverse\w*)\b"),
+        "Python's search for cycles",
+    ),
+    (re.compile(r"_crecords|default_records"), "record codec (Cython)"),
     (re.compile(r"libc"), "libc: copies and allocations"),
     (re.compile(r"cygrpc|grpc"), "gRPC"),
     (re.compile(r"_message\.abi3|upb|protobuf"), "protobuf"),
     (re.compile(r"quire"), "Quire's Python"),
 )
 _OTHER: Final = "Python, asyncio, uvloop"
+_LAYERS: Final = (
+    # Of the innermost file of Quire's: what it is a part of.
+    ("quire_broker/service/hangup.py", "the loop, and gRPC below it"),
+    ("quire_broker/service/", "service: calls and streams"),
+    ("quire_broker/runtime/", "runtime: partitions, writers, budgets"),
+    ("quire_broker/log/", "log: what is where in the files"),
+    ("quire_broker/replica/", "replica: what is committed"),
+    ("quire/process/rpc/", "gate: permission, limits, context"),
+    ("quire/records/", "record batches: headers, CRC, codec"),
+    ("quire/disk/", "disk: system calls"),
+    ("quire/_client/", "SDK"),
+)
+_ELSEWHERE: Final = "the loop, and gRPC below it"
+PAGE: Final = "profile.md"
 
 
 class Profile(NamedTuple):
     by_kind: Counter[str]
+    """What was done."""
+    by_layer: Counter[str]
+    """For which part of Quire's."""
     by_function: Counter[str]
-    """The innermost function of Quire's on the stack."""
+    """For which function: the innermost one of Quire's on the stack."""
 
 
 def record(pid: int, path: Path, load: Callable[[], object]) -> Profile:
@@ -72,34 +98,66 @@ def read(path: Path) -> Profile:
         for frames, _ in stacks
         if "libc" in frames[-1] and any(frame.startswith("PyThread_acquire_lock") for frame in frames)
     }
-    by_kind: Counter[str] = Counter()
-    by_function: Counter[str] = Counter()
+    found = Profile(Counter(), Counter(), Counter())
     for frames, count in stacks:
         kind = _kind(frames[-1])
         if kind and frames[-1] not in waits:
-            by_kind[kind] += count
-            by_function[_function(frames)] += count
-    return Profile(by_kind, by_function)
+            found.by_kind[kind] += count
+            function, place = _innermost(frames)
+            layer = next((layer for prefix, layer in _LAYERS if place.startswith(prefix)), _ELSEWHERE)
+            found.by_layer[layer] += count
+            if layer != _ELSEWHERE:
+                found.by_function[f"`{function}` of `{place}`"] += count
+    return found
 
 
 def _kind(frame: str) -> str:
     return next((kind for pattern, kind in _KINDS if pattern.search(frame)), _OTHER)
 
 
-def _function(frames: list[str]) -> str:
+def _innermost(frames: list[str]) -> tuple[str, str]:
+    """Function and file of Quire's."""
     for frame in reversed(frames):
         place = _LINE.search(frame)
         if place is not None and place[1].startswith(("quire/", "quire_broker/")):
-            return f"{frame[: place.start()].strip()} ({place[1]})"
-    return "none: the threads of gRPC, the loop itself"
+            return frame[: place.start()].strip(), place[1]
+    return "", ""
+
+
+def _tables(profile: Profile) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Of each view what it shows, and rows of share and what: of the whole, those that are a percent or more."""
+    total = profile.by_kind.total()
+    for what, counts in (
+        ("what is done", profile.by_kind),
+        ("for which part", profile.by_layer),
+        ("for which function", profile.by_function),
+    ):
+        rows = [(f"{count / total:.0%}", name) for name, count in counts.most_common(ROWS) if count / total >= 0.01]
+        yield what, rows
 
 
 def show(title: str, profile: Profile) -> None:
-    for name, counts in (("where", profile.by_kind), ("for which function of Quire's", profile.by_function)):
+    for what, rows in _tables(profile):
         table = Table(title=title)
         table.add_column("share", justify="right")
-        table.add_column(name)
-        total = sum(counts.values())
-        for what, count in counts.most_common(ROWS):
-            table.add_row(f"{count / total:.0%}", what)
+        table.add_column(what)
+        for share, name in rows:
+            table.add_row(share, name)
         Console(width=110 if not sys.stdout.isatty() else None).print(table)
+
+
+def write_page(path: Path, profiles: Mapping[str, Profile]) -> None:
+    """The same as Markdown; of functions the first few."""
+    lines: list[str] = []
+    for title, profile in profiles.items():
+        lines += [
+            f"### {title}",
+            "",
+            "| share | what is done | share | for which part | share | for which function |",
+        ]
+        lines.append("|---:|---|---:|---|---:|---|")
+        columns = [rows[:PAGE_ROWS] for _, rows in _tables(profile)]
+        for row in zip_longest(*columns, fillvalue=("", "")):
+            lines.append(f"| {' | '.join(cell for pair in row for cell in pair)} |")
+        lines.append("")
+    path.write_text("\n".join(lines), encoding="utf-8")

@@ -44,9 +44,9 @@ CLIENT_CORES: Final = tuple(
 CLIENT_SHELLS: Final = tuple(
     f"quire._client.{name}"
     for name in (
-        *("addresses", "admin", "aio_admin", "aio_consumer", "aio_producer", "channels", "cluster", "consumer"),
-        *("consuming", "deliveries", "followers", "loop_thread", "offsets", "options", "produce_link", "producer"),
-        *("producer_options", "producing", "signals", "subscribe_link", "tasks"),
+        *("addresses", "admin", "aio_admin", "aio_consumer", "aio_producer", "channels", "cluster", "collector"),
+        *("consumer", "consuming", "deliveries", "followers", "loop_thread", "offsets", "options", "produce_link"),
+        *("producer", "producer_options", "producing", "signals", "subscribe_link", "tasks"),
     )
 )
 """The part that runs them."""

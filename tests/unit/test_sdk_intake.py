@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
 import pytest
 
+from quire._client.collector import PAUSED
 from quire._client.intake import HAND_MAX, Intake, SubscribeOrders
 from quire._client.message import Message
 from quire._client.reading import Reading, Stream
@@ -26,9 +28,10 @@ from quire.errors import (
     UnknownTopicError,
 )
 from quire.link.backoff import Backoff
-from quire.records import BatchBuilder, pack_batch, parse_batch, patch
+from quire.records import BatchBuilder, Record, decode, pack_batch, parse_batch, patch
 from quire.records.header import HEADER_BYTES
 from quire.refusals import refusal_of
+from quire.types import Buffer
 from quire.v1 import broker_pb2
 
 CREDIT: Final = 2_000
@@ -138,6 +141,7 @@ class World:
             wake=self._wake,
             arrived=self._arrived,
             now_ms=lambda: self.now_ms,
+            decoding=PAUSED,
         )
         self.leader_error: QuireError | None = None
         self.readings = [self.reading(number, 0) for number in range(partitions)]
@@ -318,6 +322,23 @@ def test_batch_that_begins_before_the_position_is_cut() -> None:
     assert kit.subscribe() is not None
     kit.receive(batch(0, 6), end=6)
     assert kit.offsets() == [3, 4, 5]
+
+
+def test_nobody_looks_for_cycles_while_a_batch_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    was_on: list[bool] = []
+
+    def watched(data: Buffer, at: int) -> Sequence[Record]:
+        was_on.append(gc.isenabled())
+        return decode(data, at)
+
+    monkeypatch.setattr("quire._client.intake.decode", watched)
+    world = World(partitions=1)
+    for _ in range(3):
+        world.append()
+    world.settle()
+    assert was_on
+    assert not any(was_on)
+    assert gc.isenabled()
 
 
 def test_what_comes_twice_is_handed_out_once() -> None:

@@ -12,6 +12,7 @@ from typing import Final
 from quire._client import offsets, tasks
 from quire._client.arguments import check_choice, check_whole
 from quire._client.cluster import Cluster, new_backoff, unknown_topic
+from quire._client.collector import PAUSED
 from quire._client.intake import Intake
 from quire._client.options import Connection
 from quire._client.picture import Changes
@@ -84,7 +85,12 @@ class Consuming:
         self._schedule = schedule
         self._woken = False
         self.intake = Intake(
-            lock=lock, on_out_of_range=options.on_out_of_range, wake=self.wake, arrived=arrived, now_ms=_now_ms
+            lock=lock,
+            on_out_of_range=options.on_out_of_range,
+            wake=self.wake,
+            arrived=arrived,
+            now_ms=_now_ms,
+            decoding=PAUSED,
         )
         self._arrived = arrived
         self._cluster: Cluster | None = None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, NamedTuple
 
 from quire._client.message import Message, messages_of
@@ -61,10 +61,12 @@ class Intake:
         wake: Callable[[], object],
         arrived: Callable[[], object],
         now_ms: Callable[[], float],
+        decoding: AbstractContextManager[object] | None = None,
     ) -> None:
         """`wake` is called, by any thread, when a broker is to be told something; `arrived` when there may be
-        something to take."""
+        something to take. A batch is decoded within `decoding`."""
         self._lock = lock
+        self._decoding: AbstractContextManager[object] = decoding or nullcontext()
         self._reset = NAMED.get(on_out_of_range)
         self._wake = wake
         self._arrived = arrived
@@ -383,24 +385,28 @@ class Intake:
         chunk = reading.chunks[0]
         header: BatchHeader = parse_header(chunk.data, chunk.at)
         if header.end_offset > reading.position and not header.is_control:
-            try:
-                records = decode(chunk.data, chunk.at)
-            except MalformedBatchError as error:
-                error.details["end_offset"] = str(header.end_offset)
-                raise
-            reading.bad_bytes = 0
-            if header.base_offset < reading.position:
-                records = [record for record in records if record.offset >= reading.position]
-            reading.decoded_at = 0
-            reading.decoded = messages_of(
-                records,
-                topic=reading.partition.topic,
-                partition=reading.partition.partition,
-                leader_epoch=header.leader_epoch,
-            )
+            with self._decoding:
+                self._decode_records(reading, header, chunk)
         reading.position = max(reading.position, header.end_offset)
         chunk.at += header.size_bytes
         if chunk.at >= len(chunk.data):
             reading.position = max(reading.position, chunk.next_offset)
             reading.chunks.popleft()
             release(chunk)
+
+    def _decode_records(self, reading: Reading, header: BatchHeader, chunk: Chunk) -> None:
+        try:
+            records = decode(chunk.data, chunk.at)
+        except MalformedBatchError as error:
+            error.details["end_offset"] = str(header.end_offset)
+            raise
+        reading.bad_bytes = 0
+        if header.base_offset < reading.position:
+            records = [record for record in records if record.offset >= reading.position]
+        reading.decoded_at = 0
+        reading.decoded = messages_of(
+            records,
+            topic=reading.partition.topic,
+            partition=reading.partition.partition,
+            leader_epoch=header.leader_epoch,
+        )
