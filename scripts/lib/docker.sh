@@ -5,6 +5,7 @@
 
 QUIRE_DOCKERD_PID=/run/quire-dockerd.pid
 QUIRE_DOCKERD_LOG=/var/log/quire-dockerd.log
+QUIRE_DOCKERD_LOCK=/run/lock/quire-docker.lock
 QUIRE_DOCKERD_START_S_MAX=60
 
 docker_answers() { command -v docker >/dev/null && timeout 20 docker version --format '{{.Server.Version}}' >/dev/null 2>&1; }
@@ -22,6 +23,8 @@ compose_command() {
 
 ensure_docker() {
   if docker_answers && compose_command >/dev/null; then return; fi
+  # Whoever names a daemon wants that one and no other.
+  [[ -z ${DOCKER_HOST:-} ]] || docker_answers || { _docker_fail "nothing answers at DOCKER_HOST=$DOCKER_HOST"; return; }
   _docker_packages || return
   docker_answers || _docker_start || return
 }
@@ -49,8 +52,7 @@ _docker_fail() {
 # Installs what is missing of: the client, the daemon if none answers, Compose.
 _docker_packages() {
   local wanted=()
-  command -v docker >/dev/null || wanted+=(docker.io)
-  docker_answers || command -v dockerd >/dev/null || wanted+=(docker.io)
+  { command -v docker && { docker_answers || command -v dockerd; }; } >/dev/null || wanted+=(docker.io)
   compose_command >/dev/null || wanted+=(docker-compose)
   [[ ${#wanted[@]} -gt 0 ]] || return 0
   [[ $(id -u) == 0 ]] || { _docker_fail "${wanted[*]} is missing, or its daemon does not answer this user, who is not root"; return; }
@@ -84,8 +86,6 @@ _docker_own_pid() {
 }
 
 _docker_start() {
-  local host=${DOCKER_HOST:-}
-  [[ -z $host ]] || { _docker_fail "nothing answers at DOCKER_HOST=$host"; return; }
   [[ $(id -u) == 0 ]] || { _docker_fail "no daemon answers this user, who is not root and cannot start one"; return; }
   command -v dockerd >/dev/null || { _docker_fail "no daemon answers, and there is no dockerd to start"; return; }
   (
@@ -105,5 +105,5 @@ _docker_start() {
     done
     [[ ! -f $QUIRE_DOCKERD_LOG ]] || tail -n 5 "$QUIRE_DOCKERD_LOG" >&2
     exit 1
-  ) 9>/run/lock/quire-docker.lock || _docker_fail "the daemon does not start; $QUIRE_DOCKERD_LOG or the system's journal says why"
+  ) 9>"$QUIRE_DOCKERD_LOCK" || _docker_fail "the daemon does not start; $QUIRE_DOCKERD_LOG or the system's journal says why"
 }

@@ -95,13 +95,14 @@ _image_base() {
 # A base of Debian's own packages. It has what the release had, without the security updates since: for tests.
 _image_debian() (
   [[ $(id -u) == 0 ]] || { echo "No image: no base can be pulled, and making one takes root" >&2; exit 1; }
-  command -v debootstrap >/dev/null || apt_install debootstrap || exit
+  keys=/usr/share/keyrings/debian-archive-keyring.gpg
+  { command -v debootstrap >/dev/null && [[ -f $keys ]]; } || apt_install debootstrap debian-archive-keyring || exit
   root=$(mktemp -d)
   trap 'rm -rf "$root"' EXIT
   echo "It cannot be pulled: making a base of Debian's packages instead (once; about a minute) …" >&2
-  debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates "$QUIRE_IMAGE_DEBIAN" "$root/base" \
-    >"$root/log" 2>&1 || { tail -n 20 "$root/log" >&2; echo "No image: no base can be pulled, and Debian's packages cannot be had; see above" >&2; exit 1; }
-  tar -C "$root/base" --exclude=./var/cache/apt/* --exclude=./var/lib/apt/lists/* --exclude=./usr/share/doc/* \
-    --exclude=./usr/share/man/* --exclude=./usr/share/locale/* --exclude=./var/log/* -c . |
+  debootstrap --force-check-gpg --keyring="$keys" --variant=minbase --include=python3,python3-venv,ca-certificates \
+    "$QUIRE_IMAGE_DEBIAN" "$root/base" >"$root/log" 2>&1 || { tail -n 20 "$root/log" >&2; echo "No image: no base can be pulled, and Debian's packages cannot be had; see above" >&2; exit 1; }
+  tar -C "$root/base" --exclude='./var/cache/apt/*' --exclude='./var/lib/apt/lists/*' --exclude='./usr/share/doc/*' \
+    --exclude='./usr/share/man/*' --exclude='./usr/share/locale/*' --exclude='./var/log/*' -c . |
     docker import --message "Debian $QUIRE_IMAGE_DEBIAN with Python" - "$1" >/dev/null
 )

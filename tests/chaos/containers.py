@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -60,6 +61,8 @@ class Containers(Unable):
     async def start(self) -> None:
         assert os.geteuid() == 0, "containers are harmed by root only; QUIRE_NO_DOCKER=1 leaves them out"
         await run(str(ROOT / "scripts/image"), "--tag", image_of(self.project), timeout_s=BUILD_S_MAX)
+        for tool in ("nsenter", "iptables"):
+            assert shutil.which(tool), f"{tool} is missing; Debian's docker.io brings it"
         await remove_stale()
         self._base = free_port_base(len(NODES))
         await self.up()
