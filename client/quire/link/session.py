@@ -406,7 +406,8 @@ class Session(asyncio.BufferedProtocol):
     def _why_lost(self, error: Exception | None) -> QuireError:
         whom = "the peer" if self._greeted is None else f"node '{self._greeted.peer_id}'"
         if error is not None:
-            return UnavailableError(f"the connection to {whom} broke: {error!r}")
+            why = (error.strerror if isinstance(error, OSError) else None) or repr(error)
+            return UnavailableError(f"the connection to {whom} broke: {why}")
         if self._greeted is None:
             return UnavailableError(
                 "the peer hung up before it had greeted; with TLS, it may not like our certificate"
