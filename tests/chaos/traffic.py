@@ -18,6 +18,7 @@ from typing import Final
 from quire import aio
 from quire.aio import Message
 from quire.errors import OutcomeUnknownError, QuireError
+from quire.records import Record
 from quire.verify import HistoryWriter, Type
 from tests.chaos.waiting import WAIT_S_MAX, until
 
@@ -32,10 +33,20 @@ RETRY_S: Final = 0.2
 
 
 class Traffic:
-    def __init__(self, bootstrap: Sequence[str], history: HistoryWriter, *, partitions: int) -> None:
+    def __init__(
+        self,
+        bootstrap: Sequence[str],
+        history: HistoryWriter,
+        *,
+        partitions: int,
+        delivery_ms_max: int = DELIVERY_MS_MAX,
+        pause_s: float = PAUSE_S,
+    ) -> None:
         self._bootstrap = bootstrap
         self._history = history
         self._partitions = partitions
+        self._delivery_ms_max = delivery_ms_max
+        self._pause_s = pause_s
         self._stopped = False
         self._may_send = asyncio.Event()
         self._may_send.set()
@@ -46,6 +57,8 @@ class Traffic:
         self.unknown = 0
         self.failed = 0
         self.last_errors: list[str] = []
+        """Of sends."""
+        self.poll_errors: list[str] = []
 
     async def more(self, count: int = 50) -> None:
         """Until so many more were acknowledged."""
@@ -78,7 +91,9 @@ class Traffic:
         """One producer, until it is stopped."""
         count = 0
         async with (
-            aio.Producer(self._bootstrap, acks="all", delivery_ms_max=DELIVERY_MS_MAX, client_id=name) as producer,
+            aio.Producer(
+                self._bootstrap, acks="all", delivery_ms_max=self._delivery_ms_max, client_id=name
+            ) as producer,
             asyncio.TaskGroup() as group,
         ):
             room = asyncio.Semaphore(IN_FLIGHT_MAX)
@@ -98,7 +113,7 @@ class Traffic:
                 else:
                     group.create_task(self._wait(name, value, partition, delivery, began, room))
                 count += 1
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(self._pause_s)
 
     async def _wait(
         self,
@@ -159,7 +174,9 @@ class Traffic:
                 try:
                     messages = await consumer.poll()
                 except QuireError as error:
-                    self._history.add(name, Type.FAIL, "poll", topic=TOPIC, error=f"{error.reason}: {error.message}")
+                    text = f"{error.reason}: {error.message}"
+                    self._history.add(name, Type.FAIL, "poll", topic=TOPIC, error=text)
+                    self.poll_errors = [*self.poll_errors[-2:], text]
                     await asyncio.sleep(RETRY_S)
                 else:
                     note_read(self._history, name, "poll", messages)
@@ -181,7 +198,7 @@ def note_read(history: HistoryWriter, name: str, op: str, messages: Iterable[Mes
         )
 
 
-def value_of(message: Message) -> str:
+def value_of(message: Message | Record) -> str:
     """As it was sent. What was damaged is something that nobody sent."""
     value = message.value or b""
     return value.removesuffix(PADDING).decode("utf-8", "backslashreplace")
@@ -189,10 +206,17 @@ def value_of(message: Message) -> str:
 
 @asynccontextmanager
 async def traffic(
-    bootstrap: Sequence[str], history: HistoryWriter, *, partitions: int, producers: int = 2, readers: int = 1
+    bootstrap: Sequence[str],
+    history: HistoryWriter,
+    *,
+    partitions: int,
+    producers: int = 2,
+    readers: int = 1,
+    delivery_ms_max: int = DELIVERY_MS_MAX,
+    pause_s: float = PAUSE_S,
 ) -> AsyncIterator[Traffic]:
-    """Until the block is left; then what was sent has its outcome."""
-    load = Traffic(bootstrap, history, partitions=partitions)
+    """Until the block is left; then what was sent has its outcome. `pause_s` lies between two sends of a producer."""
+    load = Traffic(bootstrap, history, partitions=partitions, delivery_ms_max=delivery_ms_max, pause_s=pause_s)
     async with asyncio.TaskGroup() as group:
         reading = [group.create_task(load.poll(f"r{n}"), name=f"r{n}") for n in range(1, readers + 1)]
         sending = [group.create_task(load.send(f"p{n}"), name=f"p{n}") for n in range(1, producers + 1)]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from quire import aio
 from quire.errors import NotEnoughReplicasError, OutcomeUnknownError, QuireError
+from quire.verify import Type
 from tests.faults.load import TOPIC, Load, check, load
 from tests.integration.broker_cluster import BrokerCluster, BrokerProcess, broker_cluster
 from tests.integration.controller_cluster import eventually
@@ -175,7 +176,7 @@ async def test_isr_below_its_minimum_is_refused_and_what_was_acknowledged_stays(
         others = [each for each in cluster.brokers if each is not leader]
         for each in others:
             each.die()
-        refusal = await refused(leader)
+        refusal = await refused(leader, found)
         assert isinstance(refusal, NotEnoughReplicasError), refusal
         assert "in sync" in refusal.message
         leader.die()  # the last member: nobody leads, and nothing is lost
@@ -237,13 +238,15 @@ def fill(path: Path) -> None:
 # --- steps ---------------------------------------------------------------------------------------------------------
 
 
-async def refused(broker: BrokerProcess) -> QuireError:
+async def refused(broker: BrokerProcess, found: Load) -> QuireError:
     """What a producer is told that gives up soon."""
     deadline = time.monotonic() + 30
     async with aio.Producer(broker.address, delivery_ms_max=1_000) as producer:
         for number in count():
+            value = f"refused-{number}"
+            found.history.add("refused", Type.INVOKE, "send", topic=TOPIC, partition=0, values=[value])
             try:
-                delivery = await producer.send(TOPIC, b"refused-%d" % number, partition=0)
+                delivery = await producer.send(TOPIC, value.encode(), partition=0)
                 await delivery
             except OutcomeUnknownError as error:
                 cause = error.__cause__
