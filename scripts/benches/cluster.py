@@ -15,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -25,6 +26,8 @@ from scripts.benches.report import Report, percentile
 MIB: Final = 1 << 20
 NODES: Final = 3
 TOPIC: Final = "fsync"
+CACHED: Final = "os"
+"""Like the other topic, but left to the operating system to write to disks."""
 NATS_WINDOWS: Final = (1_000, 4_000)
 
 
@@ -147,7 +150,9 @@ class Bench:
 
     def measure(self, parts: Sequence[str]) -> None:
         self._quire.wait_until_healthy()
-        self._client.ask("create_topic", address=self._quire.addresses[0], name=TOPIC, replication_factor=NODES)
+        for name, config in ((TOPIC, {}), (CACHED, {"flush": "os"})):
+            address = self._quire.addresses[0]
+            self._client.ask("create_topic", address=address, name=name, replication_factor=NODES, **config)
         for name, part in PARTS.items():
             if name in parts:
                 part(self)
@@ -221,8 +226,8 @@ class Bench:
         self._followers += [follower.process for follower in followers]
         ports = [follower.port for follower in followers]
 
-        def quire() -> float:
-            rate: float = self._client.ask("stream_led", address=self._quire.addresses, topic=TOPIC, **load)
+        def quire(topic: str) -> float:
+            rate: float = self._client.ask("stream_led", address=self._quire.addresses, topic=topic, **load)
             return rate
 
         def link() -> float:
@@ -233,7 +238,9 @@ class Bench:
             rate: float = self._client.ask("stream_replicated", address=self._bare.address, **load)
             return rate
 
-        stored, linked, floor = self._turns(quire, link, bare, pages_mb=256)
+        stored, cached, linked, floor = self._turns(
+            partial(quire, TOPIC), partial(quire, CACHED), link, bare, pages_mb=256
+        )
         self._report.add(
             "1 MiB batches, acks=all, 4 in flight, fsynced three times",
             f"{stored:.0f} MiB/s",
@@ -241,6 +248,7 @@ class Bench:
             stored / linked,
             least=0.5,
         )
+        self._report.add("the same with flush=os", f"{cached:.0f} MiB/s", "the same link", cached / linked)
         self._report.add(
             "the floor: gRPC, the link and three syncs", f"{floor:.0f} MiB/s", "the same link", floor / linked
         )
