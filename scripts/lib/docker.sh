@@ -95,7 +95,7 @@ _docker_start() {
     if [[ -d /run/systemd/system ]]; then
       systemctl start docker 9>&- || exit 1
     else
-      setsid dockerd </dev/null >>"$QUIRE_DOCKERD_LOG" 2>&1 9>&- &
+      setsid dockerd </dev/null >"$QUIRE_DOCKERD_LOG" 2>&1 9>&- &
       echo $! >"$QUIRE_DOCKERD_PID"
     fi
     for ((i = 0; i < QUIRE_DOCKERD_START_S_MAX * 5; i++)); do

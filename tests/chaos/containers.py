@@ -68,8 +68,9 @@ class Containers(Unable):
         await self.up()
         await self.ready()
 
-    async def up(self) -> None:
-        await self._compose("up", "-d")
+    async def up(self, **settings: str) -> None:
+        """With other settings, containers are made anew."""
+        await self._compose("up", "-d", **settings)
 
     async def down(self) -> None:
         """Containers and network go, volumes stay."""
@@ -205,6 +206,10 @@ class Containers(Unable):
         """What a command prints that is run in its container."""
         return await docker("exec", await self._container(node), *command)
 
+    async def run_certs(self, *command: str) -> str:
+        """What a command prints that is run where certificates are made."""
+        return await self._compose("run", "--rm", "-T", "certs", *command)
+
     async def certificate(self, node: str) -> str:
         """All that its file has, the key, too."""
         return await self.exec(node, "cat", f"/var/lib/quire/certs/{node}.pem")
@@ -236,12 +241,12 @@ class Containers(Unable):
         """Where its broker and its controller say how they are."""
         return self._port(node) + 80, self._port(node) + 81
 
-    async def _compose(self, *arguments: str) -> None:
-        environ = {"COMPOSE_QUIRE_IMAGE": image_of(self.project)}
+    async def _compose(self, *arguments: str, **settings: str) -> str:
+        environ = {"COMPOSE_QUIRE_IMAGE": image_of(self.project), **settings}
         for node in NODES:
             environ[f"COMPOSE_QUIRE_{node.upper()}_PORT"] = str(self._port(node))
             environ[f"COMPOSE_QUIRE_{node.upper()}_METRICS_PORTS"] = "-".join(map(str, self._doors(node)))
-        await compose(self.project, str(ROOT / "deploy/compose.yaml"), *arguments, environ=environ)
+        return await compose(self.project, str(ROOT / "deploy/compose.yaml"), *arguments, environ=environ)
 
     async def _container(self, node: str) -> str:
         container = await container_of(self.project, node)

@@ -45,7 +45,7 @@ async def docker(*arguments: str) -> str:
     return (await run("docker", *arguments)).strip()
 
 
-async def compose(project: str, file: str, *arguments: str, environ: Mapping[str, str]) -> None:
+async def compose(project: str, file: str, *arguments: str, environ: Mapping[str, str]) -> str:
     """Compose of version 2 where there is one, else of version 1."""
     try:
         await docker("compose", "version")
@@ -53,7 +53,7 @@ async def compose(project: str, file: str, *arguments: str, environ: Mapping[str
         command: Sequence[str] = ("docker-compose",)
     else:
         command = ("docker", "compose")
-    await run(*command, "-p", project, "-f", file, *arguments, environ=environ)
+    return await run(*command, "-p", project, "-f", file, *arguments, environ=environ)
 
 
 async def container_of(project: str, service: str) -> str | None:

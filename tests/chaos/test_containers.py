@@ -12,11 +12,12 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from quire import aio
+from quire.errors import UnavailableError
 from tests.chaos import docker as docker_
 from tests.chaos.containers import CHAIN, NODES, ROOT, Containers
 from tests.chaos.docker import PROJECT_LABEL, docker, remove_stale, run
@@ -114,6 +115,29 @@ async def test_down_and_up_again_finds_everything(cluster: Containers) -> None:
         assert (await admin.describe_topic("kept")).topic_id == before.topic_id
     async with aio.Consumer(cluster.bootstrap, "kept", start="earliest") as consumer:
         assert (await anext(aiter(consumer))).value == b"still there"
+
+
+async def test_new_certificates_and_tls_for_the_host(cluster: Containers, tmp_path: Path) -> None:
+    files: dict[str, Any] = {"tls_ca": tmp_path / "ca.pem", "tls_cert": tmp_path / "client.pem"}
+    before = [await cluster.certificate(node) for node in NODES]
+    await cluster.run_certs("quire-certificates", "renew")
+    for path in files.values():
+        path.write_text(await cluster.run_certs("cat", f"/authority/ca/{path.name}"))
+    await cluster.up(COMPOSE_QUIRE_HOST_LISTENER="host")
+    after = [await cluster.certificate(node) for node in NODES]
+    assert not set(before) & set(after)
+    async with aio.Admin(cluster.bootstrap, **files) as admin:
+        brokers = (await admin.describe_cluster()).brokers
+        assert all(each.tls for broker in brokers for each in broker.listeners if each.name == "host")
+        await admin.create_topic("private", partitions=3)
+    async with aio.Producer(cluster.bootstrap, **files) as producer:
+        for partition in range(3):
+            await (await producer.send("private", b"only for us", partition=partition))
+    async with aio.Admin(cluster.bootstrap, connect_ms_max=3_000) as stranger:
+        with pytest.raises(UnavailableError):
+            await stranger.describe_cluster()
+    await cluster.up()
+    await cluster.ready()
 
 
 # --- what harm can be done ----------------------------------------------------------------------------------------
