@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -55,6 +57,41 @@ def test_is_told_of_each_in_a_later_turn(runner: asyncio.Runner, tmp_path: Path)
                 answers = [synced(syncs, descriptor) for descriptor in (a, b)]
                 assert not any(answer.done() for answer in answers)
                 assert await asyncio.gather(*answers) == [None, None]
+
+    runner.run(main())
+
+
+class Interrupted:
+    """The kernel's context, of which each second look at what is done is ended by a signal."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self.interrupts = 0
+        self._is_next = False
+
+    def process_events(self) -> int:
+        self._is_next = not self._is_next
+        if self._is_next:
+            self.interrupts += 1
+            raise SystemError(errno.EINTR, os.strerror(errno.EINTR))
+        processed: int = self._context.process_events()
+        return processed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+def test_a_signal_keeps_nobody_waiting(
+    runner: asyncio.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        with closing(KernelSyncs()) as syncs, opened(tmp_path / "a") as a, opened(tmp_path / "b") as b:
+            context = Interrupted(syncs._context)
+            monkeypatch.setattr(syncs, "_context", context)
+            for _ in range(20):
+                async with asyncio.timeout(30):
+                    assert [*await asyncio.gather(synced(syncs, a), synced(syncs, b))] == [None, None]
+            assert context.interrupts >= 20
 
     runner.run(main())
 

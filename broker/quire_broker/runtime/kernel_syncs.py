@@ -9,6 +9,7 @@ beside the sync itself where the disk is quick. See docs/adr/0008-kernel-syncs.m
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -71,9 +72,22 @@ class KernelSyncs:
     def _look(self) -> None:
         with suppress(BlockingIOError):  # what it tells of was told with the one before
             self._context.poll()
-        while self._context.process_events():
-            pass
-        self._tell()
+        try:
+            while self._process_events():
+                pass
+        finally:
+            self._tell()
+
+    def _process_events(self) -> int:
+        """How many were done. A signal, or a stop by a debugger, ends the call without a word about them."""
+        while True:
+            try:
+                processed: int = self._context.process_events()
+            except (OSError, SystemError) as error:
+                if error.args[:1] != (errno.EINTR,):
+                    raise
+            else:
+                return processed
 
     def _tell(self) -> None:
         try:
