@@ -27,6 +27,8 @@ ROWS: Final = 12
 PAGE_ROWS: Final = 9
 
 _LINE: Final = re.compile(r"\((.*?)(?::\d+)?\)$")
+_SYNC: Final = "kernel: sync the log"
+_WAKE: Final = "kernel: wake another thread"
 _KINDS: Final = (
     # Of the innermost frame: what is done there. Nothing: it waits.
     (re.compile(r"^(epoll_p?wait|poll|select)\b"), ""),
@@ -34,8 +36,8 @@ _KINDS: Final = (
     (re.compile(r"^recv"), "kernel: receive"),
     (re.compile(r"^pwritev?"), "kernel: write to the log"),
     (re.compile(r"^pread"), "kernel: read the log"),
-    (re.compile(r"^f(data)?sync"), "kernel: sync the log"),
-    (re.compile(r"^(write|read|syscall|futex)\b.*libc"), "kernel: wake another thread"),
+    (re.compile(r"^f(data)?sync"), _SYNC),
+    (re.compile(r"^(write|read|syscall|futex)\b.*libc"), _WAKE),
     (re.compile(r"crc32c"), "CRC32-C"),
     (
         re.compile(r"^(gc_collect_main|visit_\w+|\w+_traverse\w*|__pyx_tp_traverse\w*)\b"),
@@ -100,7 +102,7 @@ def read(path: Path) -> Profile:
     }
     found = Profile(Counter(), Counter(), Counter())
     for frames, count in stacks:
-        kind = _kind(frames[-1])
+        kind = _kind(frames)
         if kind and frames[-1] not in waits:
             found.by_kind[kind] += count
             function, place = _innermost(frames)
@@ -111,8 +113,10 @@ def read(path: Path) -> Profile:
     return found
 
 
-def _kind(frame: str) -> str:
-    return next((kind for pattern, kind in _KINDS if pattern.search(frame)), _OTHER)
+def _kind(frames: list[str]) -> str:
+    kind = next((kind for pattern, kind in _KINDS if pattern.search(frames[-1])), _OTHER)
+    # Both are system calls without a name of their own.
+    return _SYNC if kind == _WAKE and any("KernelSyncs.sync" in frame for frame in frames) else kind
 
 
 def _innermost(frames: list[str]) -> tuple[str, str]:

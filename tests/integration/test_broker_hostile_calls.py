@@ -147,7 +147,7 @@ def _partition(number: int) -> controller_pb2.PartitionRef:
 
 
 def _requests(number: int) -> dict[str, Sequence[Message]]:
-    """A request of each method, or several of a stream. Different ones for each number, where that matters."""
+    """A request of each method there is, or several of a stream. Other ones for each number, where that matters."""
     change = controller_pb2.ChangeId(client_id="liar", client_incarnation=random.randbytes(16), sequence=1)
     made = f"made-{number}"
     config = metadata_pb2.TopicConfig(
@@ -191,6 +191,9 @@ def _requests(number: int) -> dict[str, Sequence[Message]]:
                     )
                 ]
             )
+        ],
+        "DescribeFollowers": [
+            broker_pb2.DescribeFollowersRequest(partitions=[broker_pb2.FollowersOf(topic=ref("orders"))])
         ],
         "InitProducer": [broker_pb2.InitProducerRequest()],
         "FollowTopics": [broker_pb2.FollowTopicsRequest(topics=[ref("orders")])],
@@ -465,6 +468,9 @@ async def test_places_that_are_none(
             )
         ],
     }
+    requests["DescribeFollowers"] = [
+        broker_pb2.DescribeFollowersRequest(partitions=[broker_pb2.FollowersOf(**place)])
+    ]
     for method, asked in requests.items():
         name = SERVICE + method
         answers = await (first_answer(broker, asked) if method == "Subscribe" else answers_to(broker, name, asked))

@@ -93,6 +93,11 @@ def listed(broker: BrokerProcess) -> Awaitable[QuireError]:
     return refusal(broker.stub.ListOffsets(broker_pb2.ListOffsetsRequest(queries=queries), timeout=CALL_S))
 
 
+def described(broker: BrokerProcess) -> Awaitable[QuireError]:
+    asked = broker_pb2.DescribeFollowersRequest(partitions=[broker_pb2.FollowersOf(topic=ref("orders"))] * 1_001)
+    return refusal(broker.stub.DescribeFollowers(asked, timeout=CALL_S))
+
+
 def followed(broker: BrokerProcess) -> Awaitable[Any]:
     asked = broker_pb2.FollowTopicsRequest(topics=[ref("orders")] * 1_001)
     return refusal(broker.stub.FollowTopics(asked, timeout=CALL_S).read())
@@ -129,6 +134,7 @@ REQUESTS: Final[dict[str, Callable[[BrokerProcess], Awaitable[QuireError]]]] = {
     "`wait_ms_max` of `Fetch`": lambda broker: fetched(broker, wait_ms_max=30_001),
     "a batch that is decoded for `Fetch` or `Subscribe`": decoded,
     "queries of `ListOffsets`": listed,
+    "partitions of `DescribeFollowers`": described,
     "topics of `FollowTopics`": followed,
     "credit of a subscription": lambda broker: subscribed(broker, start(credit_bytes=64 * MIB + 1)),
     "`bytes_max` of `Subscribe`": lambda broker: subscribed(broker, start(bytes_max=16 * MIB + 1)),
