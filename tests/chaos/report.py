@@ -46,7 +46,9 @@ def page(
 {_tiles(timeline, report)}
 <h2>What happened</h2>
 <div class="wide">{_chart(timeline)}</div>
-<div class="columns"><div><h2>Faults</h2>{_fault_table(timeline)}</div>
+<div class="columns"><div><h2>Faults</h2>{_fault_table(timeline)}
+<p class="soft">well after: from the end of a fault until all was well again, in the middle and at worst; silence:
+the longest time without an acknowledgement</p></div>
 <div><h2>Checks</h2>{_check_table(timeline, report, failure)}</div></div>
 {_anomalies(timeline, report)}
 </main></body></html>
@@ -142,7 +144,7 @@ def _lanes(chart: _Chart) -> None:
         {fault.name for fault in faults}, key=lambda name: next(n for n, f in enumerate(faults) if f.name == name)
     )
     chart.text(0, 14, "faults", "head")
-    chart.text(52, 14, "dark: inflicted, light: until all is well", "soft")
+    chart.text(52, 14, "strong: inflicted, faint: until all is well", "soft")
     chart.y = 24
     for name in names:
         chart.rule(chart.y + LANE / 2)
@@ -285,13 +287,13 @@ def fault_rows(timeline: Timeline) -> list[tuple[str, int, float, float, float]]
 
 
 def _fault_table(timeline: Timeline) -> str:
-    head = "<tr><th>fault<th class=n>times<th class=n>well after<th class=n>at worst<th class=n>longest silence</tr>"
+    head = "<tr><th>fault<th class=n>times<th class=n>well after<th class=n>at worst<th class=n>silence</tr>"
     rows = "".join(
         f"<tr><td>{escape(name)}<td class=n>{count}<td class=n>{middle:.1f} s<td class=n>{worst:.1f} s"
         f"<td class=n>{silent:.1f} s</tr>"
         for name, count, middle, worst, silent in fault_rows(timeline)
     )
-    return f"<table>{head}{rows}</table>"
+    return f"<div class=wide><table>{head}{rows}</table></div>"
 
 
 def _check_table(timeline: Timeline, report: Report, failure: str | None) -> str:
@@ -302,7 +304,7 @@ def _check_table(timeline: Timeline, report: Report, failure: str | None) -> str
     )
     word = '<span class="good">0</span>' if failure is None else '<span class="bad">see above</span>'
     rows += f"<tr><td>replicas differ<td class=n>{word}<td>{timeline.comparisons:,} comparisons of all bytes</tr>"
-    return f"<table><tr><th>anomaly<th class=n>found<th>among</tr>{rows}</table>"
+    return f"<div class=wide><table><tr><th>anomaly<th class=n>found<th>among</tr>{rows}</table></div>"
 
 
 def _linked(kind: str, count: int) -> str:

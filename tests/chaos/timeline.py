@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-BINS: Final = 240
+BINS: Final = 400
 BIN_S_MIN: Final = 0.5
 ACTIVE_MIN: Final = 0.3
 """A bin of which less than this share was traffic says nothing."""

@@ -34,7 +34,7 @@ INVOKED, ACKED, FAILED, UNKNOWN, POLLED, READ = range(6)
 _OUTCOMES: Final = {Type.OK: ACKED, Type.FAIL: FAILED, Type.INFO: UNKNOWN, Type.INVOKE: INVOKED}
 
 UNITS: Final = {
-    Kind.LOST_WRITE: "values known to be stored",
+    Kind.LOST_WRITE: "stored values",
     Kind.UNSEEN: "acknowledged values",
     Kind.DUPLICATE: "values",
     Kind.INCONSISTENT_OFFSET: "offsets",
