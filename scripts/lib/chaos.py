@@ -35,14 +35,18 @@ def main() -> int:
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="quire-chaos-") as folder:
         history = Path(folder) / "history.jsonl"
-        run = asyncio.run(_run(given.on, Path(folder), history, seed=given.seed, minutes=given.minutes))
-        report = write(run, given.to, minutes=given.minutes)
-        if not run.is_well:
-            kept = given.to / f"{_name(run)}.jsonl"
-            shutil.copy(history, kept)
-            print(f"the history is kept: {kept}")
+        is_well = False
+        try:
+            run = asyncio.run(_run(given.on, Path(folder), history, seed=given.seed, minutes=given.minutes))
+            report = write(run, given.to, minutes=given.minutes)
+            is_well = run.is_well
+        finally:
+            if not is_well and history.exists():
+                kept = given.to / f"chaos-{given.on}-{given.seed}.jsonl"
+                shutil.copy(history, kept)
+                print(f"the history is kept: {kept}")
     print(f"the report is {report}")
-    return int(not run.is_well)
+    return int(not is_well)
 
 
 async def _run(kind: str, folder: Path, history: Path, *, seed: int, minutes: float) -> Run:

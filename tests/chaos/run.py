@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from quire import aio
+from quire.errors import QuireError
 from quire.verify import HistoryWriter, Report, Type, check
 from tests.chaos import nemesis
 from tests.chaos.cluster import Cluster
@@ -159,7 +160,7 @@ async def chaos(cluster: Cluster, history: Path, *, seed: int, run: Run | None =
                 try:
                     yield found
                     await found.settle()
-                except AssertionError as error:
+                except (AssertionError, QuireError) as error:
                     run.failure = str(error)
                     writer.add("nemesis", Type.INFO, "failure", why=str(error)[:2_000])
                     with suppress(AssertionError):  # it may still be of use to read what there is
@@ -168,7 +169,7 @@ async def chaos(cluster: Cluster, history: Path, *, seed: int, run: Run | None =
                 await found.compare()
             run.ended_s = writer.now_s
             await read_all(cluster.bootstrap, writer)
-        except AssertionError as error:
+        except (AssertionError, QuireError) as error:
             run.failure = run.failure or str(error)
         finally:
             run.ended_s = run.ended_s or writer.now_s

@@ -50,7 +50,6 @@ class Traffic:
         self._stopped = False
         self._may_send = asyncio.Event()
         self._may_send.set()
-        self._settled = asyncio.Condition()
         self._in_flight = 0
         self.sent = 0
         self.acked = 0
@@ -80,8 +79,10 @@ class Traffic:
             self._may_send.set()
 
     async def settled(self) -> None:
-        async with self._settled, asyncio.timeout(WAIT_S_MAX):
-            await self._settled.wait_for(lambda: not self._in_flight)
+        async def is_settled() -> bool:
+            return not self._in_flight
+
+        await until(is_settled, lambda: f"{self._in_flight} have no outcome; last errors {self.last_errors}")
 
     def stop(self) -> None:
         self._stopped = True
@@ -108,7 +109,7 @@ class Traffic:
                 try:
                     delivery = await producer.send(TOPIC, value.encode() + PADDING, partition=partition)
                 except QuireError as error:  # the record was not taken
-                    await self._note(name, value, partition, Type.FAIL, error=error)
+                    self._note(name, value, partition, Type.FAIL, error=error)
                     room.release()
                 else:
                     group.create_task(self._wait(name, value, partition, delivery, began, room))
@@ -127,16 +128,16 @@ class Traffic:
         try:
             stored = await delivery
         except OutcomeUnknownError as error:
-            await self._note(name, value, partition, Type.INFO, error=error)
+            self._note(name, value, partition, Type.INFO, error=error)
         except QuireError as error:
-            await self._note(name, value, partition, Type.FAIL, error=error)
+            self._note(name, value, partition, Type.FAIL, error=error)
         else:
             offset = stored.offset if stored.offset >= 0 else None
             took_ms = round((time.monotonic() - began) * 1000, 3)
-            await self._note(name, value, stored.partition, Type.OK, offsets=[offset], took_ms=took_ms)
+            self._note(name, value, stored.partition, Type.OK, offsets=[offset], took_ms=took_ms)
         room.release()
 
-    async def _note(
+    def _note(
         self,
         name: str,
         value: str,
@@ -163,9 +164,7 @@ class Traffic:
         self.acked += type is Type.OK
         self.unknown += type is Type.INFO
         self.failed += type is Type.FAIL
-        async with self._settled:
-            self._in_flight -= 1
-            self._settled.notify_all()
+        self._in_flight -= 1
 
     async def poll(self, name: str) -> None:
         """One reader, until it is cancelled."""
