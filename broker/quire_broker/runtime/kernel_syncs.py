@@ -70,7 +70,7 @@ class KernelSyncs:
         self._done.append((number, os.strerror(_NUMBERS - result) if result >= _NUMBERS // 2 else None))
 
     def _look(self) -> None:
-        with suppress(BlockingIOError):  # what it tells of was told with the one before
+        with suppress(BlockingIOError, InterruptedError):  # what it tells of was told with the one before
             self._context.poll()
         try:
             while self._process_events():
