@@ -21,7 +21,7 @@ from typing import Any, Final
 from quire.link.network import Address
 from quire_broker.cli.supervisor.health import is_healthy
 from tests.chaos.cluster import Ability, Unable
-from tests.chaos.docker import compose, container_of, docker, image_of, remove, remove_stale, run
+from tests.chaos.docker import answers, compose, container_of, docker, image_of, remove, remove_stale, run
 from tests.chaos.owned import Owner
 from tests.chaos.waiting import until
 from tests.integration.up_processes import free_port_base
@@ -77,7 +77,8 @@ class Containers(Unable):
         await self._compose("down")
 
     async def end(self) -> None:
-        await remove(self.project)
+        if self._base or await answers():  # else it was never there, and `start` has said so
+            await remove(self.project)
 
     async def ready(self, *nodes: str) -> None:
         await asyncio.gather(*map(self._ready, nodes or NODES))

@@ -45,6 +45,15 @@ async def docker(*arguments: str) -> str:
     return (await run("docker", *arguments)).strip()
 
 
+async def answers() -> bool:
+    """Whether there is any Docker."""
+    try:
+        await docker("version")
+    except (AssertionError, FileNotFoundError):
+        return False
+    return True
+
+
 async def compose(project: str, file: str, *arguments: str, environ: Mapping[str, str]) -> str:
     """Compose of version 2 where there is one, else of version 1."""
     try:
