@@ -42,6 +42,8 @@ FIRST_WORD_S_MAX: Final = 8.0
 MISSING_S: Final = 2.0
 """A topic that was made a moment ago may not have reached the broker that we follow."""
 CALL_S_MAX: Final = 30.0
+SILENT_MAX: Final = 3
+"""What may be repeated is asked of so many brokers in the time for it, though all of them keep silent."""
 RETRY_MS: Final = (50, 1_000)
 
 _REASONS: Final = {
@@ -178,6 +180,7 @@ class Cluster:
         loop = asyncio.get_running_loop()
         self._began = self._began or loop.time()
         deadline = loop.time() + timeout_s
+        attempt_s_max = min(CALL_S_MAX, timeout_s / SILENT_MAX if may_repeat else timeout_s)
         backoff = self._new_backoff()
         error: QuireError | None = None
         while True:
@@ -186,7 +189,7 @@ class Cluster:
                 if left <= 0:
                     break
                 try:
-                    answer = await self._ask(ask, self._source(), min(left, CALL_S_MAX))
+                    answer = await self._ask(ask, self._source(), min(left, attempt_s_max))
                     self._met = True
                     return answer
                 except QuireError as failed:
