@@ -138,11 +138,12 @@ class Containers(Unable):
 
     async def _signal_controllers(self, nodes: Sequence[str], number: signal.Signals) -> None:
         for node in nodes:
-            listed = await docker("top", await self._container(node), "-eo", "pid,args")
-            rows = [line.split(maxsplit=1) for line in listed.splitlines()[1:]]
-            pids = [int(pid) for pid, arguments in rows if re.search(r" quire_controller( |$)", arguments)]
-            assert len(pids) == 1, f"{node} has {len(pids)} controllers:\n{listed}"
-            os.kill(pids[0], number)
+            # Not ps's own list of arguments: it is cut where the daemon's environment says how wide a screen is.
+            pids = (await docker("top", await self._container(node), "-eo", "pid")).split()[1:]
+            commands = {int(pid): command for pid in pids if (command := _command(pid))}
+            found = [pid for pid, command in commands.items() if "quire_controller" in command]
+            assert len(found) == 1, f"{node} has {len(found)} controllers: {commands}"
+            os.kill(found[0], number)
 
     # -- network -----------------------------------------------------------------------------------------------------
 
@@ -260,6 +261,14 @@ class Containers(Unable):
             return None
         found: dict[str, Any] = json.loads(await docker("inspect", container))[0]
         return found
+
+
+def _command(pid: str) -> list[str]:
+    """Empty: it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace").split("\0")[:-1]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def _address(inspected: dict[str, Any]) -> str | None:
