@@ -43,18 +43,32 @@ def until_done(what: str, look: Callable[[], Stage], *, as_json: bool, interrupt
 
 def _watch(what: str, look: Callable[[], Stage], *, as_json: bool) -> None:
     stage = look()
-    total, said = stage.left, ""
-    with progress.bar(what, total) as advance:
-        while True:
-            if stage.problem is not None:
-                raise stage.problem
-            total = max(total, stage.left)
-            advance(total - stage.left, stage.note or stage.text)
-            shown = json.dumps(stage.document, ensure_ascii=False) if as_json else stage.text
-            if shown != said and (as_json or stage.is_done or not sys.stderr.isatty()):
+    if as_json or not sys.stderr.isatty():
+        said = ""
+        while not _is_over(stage):
+            shown = _shown(stage, as_json=as_json)
+            if shown != said:
                 print(shown, flush=True)
                 said = shown
-            if stage.is_done:
-                return
             time.sleep(LOOK_S)
             stage = look()
+    else:
+        with progress.bar(what, stage.left) as advance:
+            total = stage.left
+            while not _is_over(stage):
+                total = max(total, stage.left)
+                advance(total - stage.left, stage.note or stage.text)
+                time.sleep(LOOK_S)
+                stage = look()
+    # Behind the bar, which takes standard output for itself as long as it is there.
+    print(_shown(stage, as_json=as_json), flush=True)
+
+
+def _is_over(stage: Stage) -> bool:
+    if stage.problem is not None:
+        raise stage.problem
+    return stage.is_done
+
+
+def _shown(stage: Stage, *, as_json: bool) -> str:
+    return json.dumps(stage.document, ensure_ascii=False) if as_json else stage.text
