@@ -192,6 +192,8 @@ def test_three_nodes_are_a_cluster(tmp_path: Path) -> None:
             ("n3", "n3"),
         ]
         assert not any(each.broker.fenced for each in found.brokers)
+        addresses = ",".join(f"localhost:{each.broker.listeners[0].port}" for each in found.brokers)
+        up.until(f"^  export QUIRE_BOOTSTRAP={addresses}$")  # whichever is killed, others are asked
         made = create_topic(up, "orders")
         os.kill(up.pid("controller", found.active_controller.controller_id), signal.SIGKILL)
         up.until("^the controller of n. is back")

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final, TextIO
 
+from quire.cli.options import VARIABLE
 from quire.cli.text import count, one_line
 from quire.process import logs
 from quire_broker.cli.supervisor.keeper import Role
@@ -69,6 +70,10 @@ class Screen:
             self._say("")
             first = self._nodes[0].broker_port
             address = "" if first == PORT_BASE else f" -b localhost:{first}"
+            if len(self._nodes) > 1:
+                # All of them: one is there to be killed, and whoever knows no other would take all for dead.
+                address = ""
+                self._say(f"  export {VARIABLE}={bootstrap_of(self._nodes)}")
             quire = as_typed(Path(sys.argv[0]))
             self._say(f"  {quire} topic create orders{address}")
             self._say(f"  echo hello | {quire} produce orders{address}")
