@@ -31,6 +31,8 @@ from tests.integration.up_processes import QUIRE, environment
 
 PARTITIONS = 3
 LEASE_MS = 1_600
+LONG_LEASE_MS = 10_000
+"""A broker that stands still counts for so long as one that can take replicas."""
 
 
 @asynccontextmanager
@@ -68,13 +70,14 @@ async def test_partition_moves_to_other_brokers_and_back(tmp_path: Path) -> None
 
 
 async def test_move_that_cannot_end_is_shown_and_turned_back(tmp_path: Path) -> None:
-    async with under_load(tmp_path) as (cluster, found, admin):
+    async with under_load(tmp_path, lease_ms=LONG_LEASE_MS) as (cluster, found, admin):
         before = (await admin.describe_topic(TOPIC)).partitions[0].replicas
         spare = next(each for each in cluster.brokers if each.id not in before)
         target = (*before[1:], spare.id)
         spare.kill(SIGSTOP)
         try:
-            await admin.move_partition(TOPIC, 0, target)
+            async with aio.Admin(all_but(cluster, spare)) as answered:
+                await answered.move_partition(TOPIC, 0, target)
             with pytest.raises(ReassignmentInProgressError):
                 await admin.move_partition(TOPIC, 0, before)
             [move] = await admin.list_moves()
@@ -124,19 +127,30 @@ async def test_broker_is_drained_and_leaves(tmp_path: Path) -> None:
 
 
 async def test_drain_that_is_interrupted_goes_on_and_can_be_undone(tmp_path: Path) -> None:
-    # The lease is so long that the drain begins while the broker that stands still counts as one that can take it.
-    async with under_load(tmp_path, lease_ms=10_000) as (cluster, found, admin):
+    async with under_load(tmp_path, lease_ms=LONG_LEASE_MS) as (cluster, found, _):
+        await interrupt_a_drain(cluster, found)
+
+
+async def interrupt_a_drain(cluster: BrokerCluster, found: Load) -> None:
+    async with aio.Admin(cluster.addresses) as admin:
         replicas = (await admin.describe_topic(TOPIC)).partitions[0].replicas
         drained = cluster.brokers[replicas[0] - 1]
         [spare] = [each for each in cluster.brokers if each.id not in replicas]
-        spare.kill(SIGSTOP)  # partition 0 can go nowhere else, so the drain cannot end before it goes on
+    spare.kill(SIGSTOP)  # partition 0 can go nowhere else, so the drain cannot end before it goes on
+    async with aio.Admin(all_but(cluster, spare)) as admin:
         await admin.drain_broker(drained.id)
-        watched = start(cluster, "cluster", "drain", drained.node_id, "--json")
+
+        async def is_moving() -> bool:
+            return (await admin.describe_cluster()).reassigning > 0
+
+        await eventually(is_moving, lambda: "nothing is moved")
+        bootstrap = ",".join(all_but(cluster, spare))
+        watched = start(cluster, "cluster", "drain", drained.node_id, "--json", "-b", bootstrap)
         try:
             first = json.loads(await line(watched))
             assert (first["broker_id"], first["node_id"], first["done"]) == (drained.id, drained.node_id, False)
             watched.send_signal(SIGINT)
-            _, said = watched.communicate(timeout=WAIT_S_MAX)
+            _, said = await asyncio.to_thread(watched.communicate, timeout=WAIT_S_MAX)
             assert watched.returncode == 130
             assert "is drained further; `quire cluster drain " in said
         finally:
@@ -144,12 +158,11 @@ async def test_drain_that_is_interrupted_goes_on_and_can_be_undone(tmp_path: Pat
             watched.wait()
         described = {each.broker_id: each.drain for each in (await admin.describe_cluster()).brokers}
         assert described == {**dict.fromkeys(described), drained.id: "replicas"}
-        undone = await quire(cluster, "cluster", "drain", drained.node_id, "--undo")
+        undone = await quire(cluster, "cluster", "drain", drained.node_id, "--undo", "-b", bootstrap)
         assert "works as any other again; " in undone.stdout
         assert all(each.drain is None for each in (await admin.describe_cluster()).brokers)
         await found.more()
-        spare.kill(SIGCONT)
-        await settled(admin)
+        spare.kill(SIGCONT)  # what has begun goes on: in the end each partition is to have three replicas again
 
 
 async def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
@@ -206,6 +219,11 @@ async def test_moved_partition_is_shown_on_the_command_line(tmp_path: Path) -> N
 
 
 # --- steps ---------------------------------------------------------------------------------------------------------
+
+
+def all_but(cluster: BrokerCluster, broker: BrokerProcess) -> list[str]:
+    """Where to ask while one stands still: its silence would take its time."""
+    return [each.address for each in cluster.brokers if each is not broker]
 
 
 async def settled(admin: aio.Admin) -> None:
