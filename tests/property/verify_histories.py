@@ -101,9 +101,13 @@ READERS: Final = ("r1", "r2")
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> World:
+def worlds(draw: st.DrawFn, *, busy: bool = False) -> World:
+    """`busy`: each partition has four records or more, the last of them acknowledged, so a plant has room."""
     partitions = draw(st.integers(1, 3))
     world = World(logs=[[] for _ in range(partitions)])
+    for partition in range(partitions * busy):
+        for _ in range(3):
+            world.send("p1", partition, 1, "ok", 0, late=False)
     numbers, sizes = st.integers(0, partitions - 1), st.integers(1, 3)
     for what in draw(
         st.lists(st.sampled_from(("send", "send", "send", "poll", "poll", "seek", "settle")), max_size=40)
@@ -120,6 +124,8 @@ def worlds(draw: st.DrawFn) -> World:
             world.seek(draw(st.sampled_from(READERS)), draw(numbers), draw(st.integers(0, 10)))
         else:
             world.settle()
+    for partition in range(partitions * busy):
+        world.send("p2", partition, 1, "ok", 0, late=False)
     world.end()
     return world
 
