@@ -101,7 +101,7 @@ def _name(run: Run) -> str:
 def _height(timeline: timelines.Timeline, report: Report) -> int:
     """Of the page in that width, so that the picture holds all of it."""
     kinds = len({fault.name for fault in timeline.faults})
-    return 950 + 18 * kinds + 32 * max(kinds, len(report.verdicts) + 1)
+    return 1_010 + 18 * kinds + 32 * max(kinds, len(report.verdicts) + 1)
 
 
 def _picture(page: Path, *, height: int) -> Path | None:

@@ -47,8 +47,8 @@ def page(
 <h2>What happened</h2>
 <div class="wide">{_chart(timeline)}</div>
 <div class="columns"><div><h2>Faults</h2>{_fault_table(timeline)}
-<p class="soft">well after: from the end of a fault until all was well again, in the middle and at worst; silence:
-the longest time without an acknowledgement</p></div>
+<p class="soft note">well after: from the end of a fault until all was well again, in the middle and at worst;
+silence: the longest time without an acknowledgement; where the strip of leaders is empty, nobody answered</p></div>
 <div><h2>Checks</h2>{_check_table(timeline, report, failure)}</div></div>
 {_anomalies(timeline, report)}
 </main></body></html>
