@@ -15,6 +15,7 @@ from quire.disk.sim_disk import SimDisk
 from quire.errors import (
     BatchTooLargeError,
     ChecksumMismatchError,
+    DamagedFileError,
     DuplicateSequenceError,
     InvalidArgumentError,
     MalformedBatchError,
@@ -173,6 +174,17 @@ def test_how_much_is_left_to_read_is_known_to_an_index_interval(log: Log) -> Non
     for offset in range(26):
         left = BATCH_BYTES * (25 - offset)
         assert left <= log.bytes_from(offset) <= left + (interval if left else 0)
+
+
+def test_how_much_is_left_to_read_is_not_known_where_an_index_is_damaged(place: Place, log: Log) -> None:
+    fill(log, 25)
+    log.sync(checkpoint=True)  # so that what is full is searched in its file
+    place.disk.remove(f"{log.directory}/{0:020d}.index")
+    with pytest.raises(DamagedFileError):
+        log.bytes_from(5)
+    assert log.bytes_from(25) == 0
+    log.read(5, bytes_max=1)  # whoever reads there makes it anew
+    assert log.bytes_from(5) >= 20 * BATCH_BYTES
 
 
 def test_a_read_stays_below_bytes_max(log: Log) -> None:

@@ -13,13 +13,22 @@ from itertools import takewhile
 from typing import Final
 
 from quire.disk.port import Disk
-from quire.errors import DiskFullError, DiskIoError, LogOfflineError, QuireError, SyncFailedError, invariant
+from quire.errors import (
+    DamagedFileError,
+    DiskFullError,
+    DiskIoError,
+    LogOfflineError,
+    QuireError,
+    SyncFailedError,
+    invariant,
+)
 from quire.records.produced import PRODUCIBLE_ATTRIBUTES
 from quire.types import Buffer
 from quire_broker.log import snapshots
 from quire_broker.log.appender import Appended, LogAppender
 from quire_broker.log.config import LogConfig
 from quire_broker.log.epochs import EpochStart
+from quire_broker.log.index import MisleadingIndexError
 from quire_broker.log.mender import LogMender
 from quire_broker.log.producers import Producers
 from quire_broker.log.ranges import OffsetRange
@@ -168,12 +177,20 @@ class Log:
         return bool(self._state.unsealed)
 
     def bytes_from(self, offset: int) -> int:
-        """How many bytes there are from an offset to the end, and up to an index interval more."""
+        """How many bytes there are from an offset to the end, and up to an index interval more.
+
+        Raises DamagedFileError where the index does not say: the next read makes it anew, which is too much for this.
+        """
         if offset >= self.end_offset:
             return 0
         segment = self._state.segment_at(offset)
         behind = sum(each.size_bytes for each in self._state.segments if each.base_offset > segment.base_offset)
-        place = segment.index.floor_offset(max(0, offset - segment.base_offset))
+        try:
+            place = segment.index.floor_offset(max(0, offset - segment.base_offset))
+        except MisleadingIndexError as error:
+            raise DamagedFileError(f"the index of {segment.path} is damaged: {error}") from error
+        if place.position > segment.size_bytes:
+            raise DamagedFileError(f"the index of {segment.path} leads past its end")
         return behind + segment.size_bytes - place.position
 
     def epoch_end(self, epoch: int) -> tuple[int, int]:
