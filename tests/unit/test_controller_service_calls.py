@@ -22,6 +22,7 @@ from quire.errors import (
     UnsupportedFeatureError,
 )
 from quire.v1 import commands_pb2, controller_pb2, errors_pb2, metadata_pb2, topics_pb2
+from quire_controller.state import limits
 from quire_controller.state.model import DrainGoal
 from tests.unit.controller_service_harness import FEATURES, Services, called_by
 
@@ -308,6 +309,31 @@ async def test_broker_is_not_drained_where_its_replicas_have_nowhere_to_go(servi
     assert services.state.brokers[1].drain is DrainGoal.REPLICAS
 
 
+async def test_replica_that_is_on_its_way_does_not_keep_a_broker_from_being_drained(services: Services) -> None:
+    for broker_id in (1, 2, 3):
+        await services.register(broker_id)
+    await services.create("t", assignments=[commands_pb2.ReplicaAssignment(replicas=[1, 2])])
+    await services.admin.ReassignPartition(
+        controller_pb2.ReassignPartitionRequest(partition=at("t", 0), target=[3, 2]), None
+    )
+    drain = metadata_pb2.DRAIN_GOAL_REPLICAS
+    await services.admin.DrainBroker(controller_pb2.DrainBrokerRequest(broker_id=1, goal=drain), None)
+    with pytest.raises(NotEnoughBrokersError, match="such as that of t/0"):
+        await services.admin.DrainBroker(controller_pb2.DrainBrokerRequest(broker_id=2, goal=drain), None)
+
+
+async def test_brokers_are_not_drained_where_one_place_is_free_for_the_replicas_of_two(services: Services) -> None:
+    for broker_id in (1, 2, 3):
+        await services.register(broker_id)
+    await services.create("t", assignments=[commands_pb2.ReplicaAssignment(replicas=[1, 2])])
+    drain = metadata_pb2.DRAIN_GOAL_REPLICAS
+    await services.admin.DrainBroker(controller_pb2.DrainBrokerRequest(broker_id=1, goal=drain), None)
+    with pytest.raises(NotEnoughBrokersError):
+        await services.admin.DrainBroker(controller_pb2.DrainBrokerRequest(broker_id=2, goal=drain), None)
+    await services.register(4)
+    await services.admin.DrainBroker(controller_pb2.DrainBrokerRequest(broker_id=2, goal=drain), None)
+
+
 async def test_feature_level_rises_only_with_all_controllers(services: Services) -> None:
     with pytest.raises(UnsupportedFeatureError):
         await services.admin.RaiseFeatureLevel(controller_pb2.RaiseFeatureLevelRequest(level=2), None)
@@ -354,6 +380,37 @@ async def test_leaders_and_replicas_are_moved(services: Services) -> None:
     assert [outcome.error for outcome in unclean.outcomes] == [errors_pb2.ERROR_REASON_NO_ELIGIBLE_LEADER]
     with pytest.raises(InvalidArgumentError):
         await services.admin.MoveLeaders(controller_pb2.MoveLeadersRequest(), None)
+
+
+async def test_leaders_that_are_away_do_not_keep_others_from_being_elected(services: Services) -> None:
+    epochs = {broker_id: await services.register(broker_id) for broker_id in (1, 2, 3)}
+    away = [commands_pb2.ReplicaAssignment(replicas=[1, 3])] * limits.PARTITIONS_PER_COMMAND_MAX
+    topic_id = await services.create("t", assignments=[*away, commands_pb2.ReplicaAssignment(replicas=[2, 3])])
+    for broker_id in (2, 1):  # both lose what they lead, and one comes back
+        await services.brokers.FenceBroker(
+            controller_pb2.FenceBrokerRequest(
+                broker_id=broker_id, broker_epoch=epochs[broker_id], cause=commands_pb2.FENCE_CAUSE_STOPPING
+            ),
+            None,
+        )
+    led = services.state.partitions_of(topic_id)
+    assert {partition.leader for partition in led} == {3}
+    epochs[2] = await services.register(2)
+    led = services.state.partitions_of(topic_id)
+    change = commands_pb2.IsrChange(
+        topic_id=topic_id,
+        partition=led[-1].key.partition,
+        leader_epoch=led[-1].leader_epoch,
+        partition_epoch=led[-1].partition_epoch,
+        isr=[commands_pb2.IsrMember(broker_id=each, broker_epoch=epochs[each]) for each in (2, 3)],
+    )
+    altered = await services.brokers.AlterPartitions(
+        controller_pb2.AlterPartitionsRequest(broker_id=3, broker_epoch=epochs[3], changes=[change]), None
+    )
+    assert [outcome.error for outcome in altered.outcomes] == [errors_pb2.ERROR_REASON_UNSPECIFIED]
+    elected = await services.admin.ElectPreferredLeaders(controller_pb2.ElectPreferredLeadersRequest(), None)
+    assert [outcome.error for outcome in elected.outcomes] == [errors_pb2.ERROR_REASON_UNSPECIFIED]
+    assert elected.left == 0
 
 
 # --- those who watch -----------------------------------------------------------------------------------------------

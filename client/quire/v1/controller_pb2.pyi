@@ -1763,7 +1763,9 @@ class ElectPreferredLeadersRequest(_message.Message):
 
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionRef]:
-        """Which, at most 64, none twice. None: the first 64 of those that are led by another than their preferred leader."""
+        """Which, at most 64, none twice. None: the first 64 of those that their preferred leader
+        can take over from another.
+        """
 
     def __init__(
         self,
@@ -1791,7 +1793,7 @@ class ElectPreferredLeadersResponse(_message.Message):
     version: _builtins.int
     """The metadata version that shows it."""
     left: _builtins.int
-    """How many more were led by another than their preferred leader, where none were named."""
+    """How many more there are of those, where none were named."""
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[_commands_pb2.PartitionOutcome]:
         """How it went, one for each partition, in their order."""

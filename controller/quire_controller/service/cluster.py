@@ -14,11 +14,11 @@ from quire_controller.runtime.controller import ControllerRuntime
 from quire_controller.service.changes import Change, checked
 from quire_controller.service.lookups import check_broker_id, check_some, partition_of
 from quire_controller.service.topics import TopicAdmin
-from quire_controller.state import limits, placement
+from quire_controller.state import elections, limits, placement
 from quire_controller.state.checks import check_limit
 from quire_controller.state.codec import broker_message
 from quire_controller.state.machine import ControllerState
-from quire_controller.state.model import Partition
+from quire_controller.state.model import DrainGoal, Partition, PartitionKey
 from quire_controller.state.tables import Tables
 
 PARTITIONS_A_TURN: Final = 5_000
@@ -182,7 +182,7 @@ class ControllerAdminServicer(TopicAdmin, controller_pb2_grpc.ControllerAdminSer
         if result is None:
             partitions = self._partitions(request.partitions)
             if not request.partitions:
-                elsewhere = sorted(self._state.tables.elsewhere_led)
+                elsewhere = self._led_elsewhere()
                 chosen = elsewhere[: limits.PARTITIONS_PER_COMMAND_MAX]
                 left = len(elsewhere) - len(chosen)
                 partitions = [_at(self._state.partitions[key]) for key in chosen]
@@ -205,6 +205,16 @@ class ControllerAdminServicer(TopicAdmin, controller_pb2_grpc.ControllerAdminSer
         outcomes = checked(result, "partitions").partitions.outcomes
         return controller_pb2.ElectUncleanLeadersResponse(outcomes=outcomes, version=result.index)
 
+    def _led_elsewhere(self) -> list[PartitionKey]:
+        """Those that their preferred leaders can take over. The others must not keep them from having their turn."""
+        tables = self._state.tables
+        roster = elections.Roster(tables.brokers)
+
+        def may_move(partition: Partition) -> bool:
+            return elections.may_move(partition, partition.preferred_leader, roster)
+
+        return [key for key in sorted(tables.elsewhere_led) if may_move(tables.partitions[key])]
+
     def _partitions(self, refs: Iterable[controller_pb2.PartitionRef]) -> list[commands_pb2.PartitionAt]:
         return [partition_of(self._state, ref) for ref in refs]
 
@@ -226,7 +236,8 @@ def _check_room(tables: Tables, broker_id: int) -> None:
     """Raise UnknownBrokerError, or NotEnoughBrokersError if a replica would have nowhere to go."""
     tables.broker(broker_id)
     takers = [each.broker_id for each in placement.candidates(tables) if each.broker_id != broker_id]
-    stuck = [partition for partition in tables.partitions_on(broker_id) if not set(takers) - set(partition.replicas)]
+    leaving = {broker_id} | {each.broker_id for each in tables.brokers.values() if each.drain is DrainGoal.REPLICAS}
+    stuck = [each for each in tables.partitions_on(broker_id) if _is_stuck(each, broker_id, leaving, set(takers))]
     if stuck:
         name = tables.topics[stuck[0].key.topic_id].name
         raise NotEnoughBrokersError(
@@ -236,6 +247,13 @@ def _check_room(tables: Tables, broker_id: int) -> None:
             broker_id=broker_id,
             partitions=len(stuck),
         )
+
+
+def _is_stuck(partition: Partition, broker_id: int, leaving: set[int], takers: set[int]) -> bool:
+    """Whether the takers are too few for what it will have on those that are leaving, once its move is over."""
+    move = partition.reassignment
+    replicas = set(partition.replicas if move is None else move.target)
+    return broker_id in replicas and len(takers - replicas) < len(leaving & replicas)
 
 
 def _at(partition: Partition) -> commands_pb2.PartitionAt:

@@ -153,6 +153,16 @@ def elect_unclean(partition: Partition, roster: Roster) -> Partition:
     )
 
 
+def may_move(partition: Partition, to_broker: int, roster: Roster) -> bool:
+    """Whether `begin_move` would do it."""
+    return (
+        partition.leader is not None
+        and roster.get(partition.leader) is not None
+        and to_broker in partition.isr
+        and can_lead(partition, to_broker, roster)
+    )
+
+
 def begin_move(partition: Partition, to_broker: int, roster: Roster, *, version: int) -> Partition:
     """The partition without its leader, who is alive and first has to let go."""
     leader = None if partition.leader is None else roster.get(partition.leader)
