@@ -169,3 +169,11 @@ def test_help_imports_nothing_that_is_slow(arguments: list[str]) -> None:
         [sys.executable, "-c", IMPORTED, *arguments], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_json_can_be_printed_of_any_text(capsys: pytest.CaptureFixture[str]) -> None:
+    document = {"values": ["\ud800", "ü", "\udc80", "\\ud800"]}
+    tables.show_json(document)
+    said = capsys.readouterr().out
+    assert json.loads(said.encode()) == document
+    assert "ü" in said

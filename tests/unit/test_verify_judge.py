@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.verify import Kind, Report, UnreadableHistoryError, check
+from quire.verify import Kind, Report, UnreadableHistoryError, check, judge
 from quire.verify.line import LINE_BYTES_MAX
 
 HEADER = '{"format":"quire-history","version":1}'
@@ -449,6 +449,17 @@ def test_a_line_that_makes_no_sense_is_refused(changed: dict[str, Any], why: str
         check(io.BytesIO(f"{HEADER}\n{json.dumps(line)}\n".encode()))
     assert raised.value.message.startswith(f"line 2: {why}")
     assert raised.value.line == 2
+
+
+@pytest.mark.parametrize("op", ["poll", "read"])
+def test_too_many_readers_are_refused(lines: Lines, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "PLACES_MAX", 3)
+    for reader in range(2):
+        for partition in range(2):
+            lines.ok(f"r{reader}", op, {}, partition)
+            lines.ok(f"r{reader}", op, {"a": 0}, partition)
+    with pytest.raises(UnreadableHistoryError, match="line 8: more than 3 readers of partitions"):
+        lines.check()
 
 
 def test_values_are_unique(lines: Lines) -> None:

@@ -39,4 +39,6 @@ def _print_heading(line: str) -> None:
 
 
 def show_json(document: object) -> None:
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+    # A text may hold half of a surrogate pair, which no file can: JSON has an escape for it, and Python the same one.
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    print(text.encode("utf-8", "backslashreplace").decode())

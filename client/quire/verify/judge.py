@@ -122,6 +122,8 @@ class Judge:
         process = self._process(operation.process, line)
         about = self._places[place]
         reader = (process, place)
+        if reader not in self._positions and len(self._positions) >= PLACES_MAX:
+            raise UnreadableHistoryError(f"more than {PLACES_MAX:,} readers of partitions", line=line)
         if op == Op.READ:
             code = READ
             if about.full_from is None or start < about.full_from:
@@ -132,8 +134,6 @@ class Judge:
             code = POLLED
             self.report.polled += len(values)
         position = self._positions.get(reader)
-        if position is None and len(self._positions) >= PLACES_MAX:
-            raise UnreadableHistoryError(f"more than {PLACES_MAX:,} readers of partitions", line=line)
         before, before_line = position if position is not None else (None, 0)
         for offset, value in zip(offsets, values, strict=True):
             if offset is None:  # the parser lets only sends be unsure of it
