@@ -9,8 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire import BrokerDescription, ClusterDescription, FollowerLag, MoveDescription
-from quire.cli import cluster, draining, lag, watching
+from quire import (
+    BrokerDescription,
+    ClusterDescription,
+    FollowerLag,
+    MoveDescription,
+    PartitionDescription,
+    TopicDescription,
+)
+from quire.cli import cluster, draining, lag, moving, watching
 from quire.cli.watching import Stage, until_done
 from quire.errors import InvalidArgumentError, NotEnoughBrokersError, UnknownBrokerError
 
@@ -179,6 +186,29 @@ def test_drain_that_somebody_ended_or_that_has_nowhere_to_go_is_a_problem() -> N
     assert isinstance(nobody.problem, NotEnoughBrokersError)
     gone = draining._stage(Admin(broker(2)), broker(1), "replicas")  # type: ignore[arg-type]  # as much as it uses
     assert isinstance(gone.problem, UnknownBrokerError)
+
+
+def test_move_that_is_turned_back_while_it_is_looked_at_ends_where_it_came_from() -> None:
+    class Turned:
+        """A move from broker 1 to broker 2, turned back by somebody, and over by the second look."""
+
+        def cancel_move(self, topic: str, partition: int) -> None:
+            raise AssertionError("it is turned back already")
+
+        def describe_topic(self, topic: str) -> TopicDescription:
+            raise AssertionError("what is known by now says where it goes")
+
+    now = PartitionDescription(
+        partition=0,
+        leader=1,
+        leader_epoch=3,
+        replicas=(1, 2),
+        isr=(1,),
+        target=(1,),
+        original=(2,),
+        cancelled=True,
+    )
+    assert moving._turn_back(Turned(), "t", now) == (1,)  # type: ignore[arg-type]  # as much as it uses
 
 
 def test_nodes_are_found_by_name_first() -> None:

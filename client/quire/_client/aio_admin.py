@@ -211,12 +211,12 @@ class Admin:
         for topic in await self.list_topics(include_internal=True) if left else ():
             try:
                 described = await self.describe_topic(topic.name)
+                moving = [each for each in described.partitions if each.target is not None]
+                if not moving:
+                    continue
+                lags = await self._lags(topic.name, {each.partition: each.leader for each in moving if each.leader})
             except UnknownTopicError:
                 continue  # deleted a moment ago
-            moving = [each for each in described.partitions if each.target is not None]
-            if not moving:
-                continue
-            lags = await self._lags(topic.name, {each.partition: each.leader for each in moving if each.leader})
             moves += [
                 MoveDescription(
                     topic=topic.name,

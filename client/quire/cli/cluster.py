@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,7 @@ from quire.cli import draining, lag, options, tables
 from quire.cli.text import count, one_line
 from quire.cli.topic import brokers, trouble
 from quire.cli.where import Where
-from quire.errors import InvalidArgumentError, QuireError
+from quire.errors import InvalidArgumentError, QuireError, UnknownTopicError
 
 if TYPE_CHECKING:
     from quire import (
@@ -169,7 +170,8 @@ def _troubled(admin: Admin, described: ClusterDescription) -> list[tuple[str, Pa
     if not (described.leaderless or described.under_replicated or described.reassigning):
         return found
     for topic in admin.list_topics(include_internal=True):
-        found += [(topic.name, each) for each in admin.describe_topic(topic.name).partitions if trouble(each)]
+        with suppress(UnknownTopicError):  # deleted a moment ago
+            found += [(topic.name, each) for each in admin.describe_topic(topic.name).partitions if trouble(each)]
         if len(found) > TROUBLED_SHOWN_MAX:
             break
     return found
@@ -218,9 +220,10 @@ def _lags(admin: Admin, troubled: list[tuple[str, PartitionDescription]]) -> Lag
     found: Lags = {}
     for name in {name: None for name, _ in troubled}:
         wanted = {each.partition for topic, each in troubled if topic == name}
-        for partition, lags in admin.follower_lag(name).items():
-            if partition in wanted:
-                found[name, partition] = lags
+        with suppress(UnknownTopicError):
+            for partition, lags in admin.follower_lag(name).items():
+                if partition in wanted:
+                    found[name, partition] = lags
     return found
 
 

@@ -47,9 +47,7 @@ def move(
     with Where(bootstrap, tls_ca, tls_cert).admin() as admin:
         now = _described(admin, topic, partition)
         if replicas is None:
-            if not now.cancelled:
-                admin.cancel_move(topic, partition)
-            wanted = _described(admin, topic, partition).target or now.original or now.replicas
+            wanted = _turn_back(admin, topic, now)
         else:
             brokers = admin.describe_cluster().brokers
             wanted = tuple(broker_named(brokers, each.strip()).broker_id for each in replicas.split(","))
@@ -65,6 +63,14 @@ def move(
             interrupted=f"{topic}/{partition} is moved further; the same command shows how far it is, --cancel turns "
             "it back",
         )
+
+
+def _turn_back(admin: Admin, topic: str, now: PartitionDescription) -> tuple[int, ...]:
+    """Where it will be."""
+    if now.cancelled and now.target is not None:
+        return now.target  # by the next look it may be over, and of such a move `original` is where it was to go
+    admin.cancel_move(topic, now.partition)
+    return _described(admin, topic, now.partition).target or now.original or now.replicas
 
 
 def _begin(admin: Admin, topic: str, now: PartitionDescription, wanted: tuple[int, ...], *, as_json: bool) -> None:
