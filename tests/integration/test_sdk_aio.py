@@ -277,6 +277,14 @@ async def test_moves_and_drains(cluster: SdkCluster) -> None:
             await admin.unregister_broker(1)
 
 
+async def test_lag_can_be_asked_of_any_number_of_topics(cluster: SdkCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = await make_topic(cluster)
+    monkeypatch.setattr("quire._client.cluster.TOPICS_MAX", 0)
+    async with aio.Admin(cluster.addresses) as admin:
+        partitions = (await admin.describe_topic(topic)).partitions
+        assert await admin.follower_lag(topic) == {each.partition: () for each in partitions}
+
+
 async def test_clients_that_nobody_closes_warn(cluster: SdkCluster) -> None:
     topic = await make_topic(cluster)
     producer, consumer, admin = (

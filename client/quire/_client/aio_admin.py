@@ -211,12 +211,12 @@ class Admin:
         for topic in await self.list_topics(include_internal=True) if left else ():
             try:
                 described = await self.describe_topic(topic.name)
-                moving = [each for each in described.partitions if each.target is not None]
-                if not moving:
-                    continue
-                lags = await self._lags(topic.name, {each.partition: each.leader for each in moving if each.leader})
             except UnknownTopicError:
                 continue  # deleted a moment ago
+            moving = [each for each in described.partitions if each.target is not None]
+            if not moving:
+                continue
+            lags = await self._lags(topic.name, {each.partition: each.leader for each in moving if each.leader})
             moves += [
                 MoveDescription(
                     topic=topic.name,
@@ -309,7 +309,8 @@ class Admin:
         return f"<quire.aio.Admin, {'closed' if self._closed else 'open'}>"
 
     async def _lags(self, topic: str, leaders: Mapping[int, int]) -> dict[int, tuple[FollowerLag, ...]]:
-        await self._cluster.topic(topic, timeout_s=self._timeout_s)  # where brokers are
+        # Without an eye on the topic: a client has one on so many at most, and here it may come by all there are.
+        await self._cluster.meet_brokers(timeout_s=self._timeout_s)
         return await followers.lags(self._cluster, topic, leaders, timeout_s=min(self._timeout_s, LAG_S_MAX))
 
     # -- calls -------------------------------------------------------------------------------------------------------

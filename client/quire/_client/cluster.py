@@ -131,6 +131,18 @@ class Cluster:
                 raise self.problem or UnavailableError(f"nothing was heard of topic '{name}' in {timeout_s:g} s")
             await self.changed.wait(min(deadline - now, 0.1))
 
+    async def meet_brokers(self, *, timeout_s: float) -> None:
+        """Return once it is known where brokers are, whatever topics are followed. Raises UnavailableError."""
+        self.start()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while not self.picture.brokers:
+            now = loop.time()
+            self.check_met(now)
+            if now >= deadline:
+                raise self.problem or UnavailableError(f"nothing was heard of brokers in {timeout_s:g} s")
+            await self.changed.wait(min(deadline - now, 0.1))
+
     def check_met(self, now: float, error: QuireError | None = None) -> None:
         """Raise once a new client has looked for a broker for long enough."""
         if self._closed:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
 
-from quire import FollowerLag, PartitionDescription, TopicDescription, TopicSummary, aio
+from quire import FollowerLag, PartitionDescription, TopicDescription, TopicSummary
 from quire.cli import cluster
 from quire.errors import UnknownTopicError
 
@@ -47,25 +46,6 @@ class Topics:
 @pytest.fixture(params=[False, True])
 def topics(request: pytest.FixtureRequest) -> Topics:
     return Topics(request.param)
-
-
-async def test_moves_of_the_others_are_listed(topics: Topics) -> None:
-    class Admin(aio.Admin):
-        async def describe_cluster(self) -> SimpleNamespace:  # type: ignore[override]  # as much as it uses
-            return COUNTS
-
-        async def list_topics(self, *, include_internal: bool = False) -> list[TopicSummary]:
-            return [summary("gone"), summary("here")]
-
-        async def describe_topic(self, name: str) -> TopicDescription:
-            return topics.describe(name)
-
-        async def _lags(self, topic: str, leaders: Mapping[int, int]) -> dict[int, tuple[FollowerLag, ...]]:
-            return topics.lags(topic)
-
-    async with Admin("localhost:1") as admin:
-        [move] = await admin.list_moves()
-    assert (move.topic, len(move.followers)) == ("here", 1)
 
 
 def test_partitions_of_the_others_are_shown(topics: Topics) -> None:
