@@ -20,7 +20,7 @@ make_image() {
     echo "No image: it cannot be built; see above" >&2
     return 1
   }
-  _image_tidy "$before" "$tag"
+  _image_tidy "$before"
   docker run --rm --network none "$tag" python3 -c "import sys; sys.exit(sys.version_info[:2] != tuple(map(int, '$python'.split('.'))))" || {
     echo "No image: the Python of $base is not $python, which made the wheels; set PYTHON to one of that version, and remove .venv" >&2
     return 1
@@ -30,9 +30,10 @@ make_image() {
 
 # What builds have left without a name. What other names stand for stays.
 _image_tidy() {
-  local before=$1 tag=$2
-  if [[ -n $before && $before != "$(docker image inspect --format '{{.Id}}' "$tag")" ]]; then
-    # Fails while a container of it runs, or if it has another name, and that is as it should be.
+  local before=$1
+  # By its id Docker removes an image along with the name that it has, if it is one alone.
+  if [[ -n $before && $(docker image inspect --format '{{len .RepoTags}}' "$before" 2>/dev/null) == 0 ]]; then
+    # Fails while a container of it runs, and that is as it should be.
     docker image rm "$before" >/dev/null 2>&1 || true
   fi
   # Of the first stages the newest is what makes the next build quick.

@@ -1,4 +1,5 @@
-"""What scripts/lib/docker.sh says where there is no Docker to be had: with commands that are made up."""
+"""What scripts/lib/docker.sh says where there is no Docker to be had, and which image scripts/lib/image.sh removes: with
+commands that are made up."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class Machine:
         self.commands = folder / "commands"
         self.commands.mkdir()
         self.folder = folder
-        for name in ("bash", "cat", "flock", "mktemp", "rm", "seq", "setsid", "sleep", "tail", "timeout"):
+        for name in ("bash", "cat", "flock", "mktemp", "rm", "seq", "setsid", "sleep", "tail", "timeout", "xargs"):
             (self.commands / name).symlink_to(f"/usr/bin/{name}")
         self.has("id", "echo 0")
 
@@ -116,3 +117,16 @@ def test_only_the_daemon_that_was_started_here_is_stopped(machine: Machine) -> N
             assert other.poll() is None
         finally:
             other.kill()
+
+
+@pytest.mark.parametrize(("names", "removed"), [(0, ["sha256:before"]), (1, []), (2, [])])
+def test_an_image_that_was_built_before_stays_where_it_has_another_name(
+    machine: Machine, names: int, removed: list[str]
+) -> None:
+    gone = machine.folder / "gone"
+    gone.touch()
+    machine.has(
+        "docker", f'case "$1 $2" in "image inspect") echo {names} ;; "image rm") echo "${{@:3}}" >>{gone} ;; esac'
+    )
+    assert machine.run(f"source {ROOT}/scripts/lib/image.sh\n_image_tidy sha256:before") == (0, [])
+    assert gone.read_text().split() == removed
