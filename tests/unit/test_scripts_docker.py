@@ -1,5 +1,7 @@
-"""What scripts/lib/docker.sh says where there is no Docker to be had, and which image scripts/lib/image.sh removes: with
-commands that are made up."""
+"""What scripts/lib/docker.sh says where there is no Docker to be had, and which image scripts/lib/image.sh removes.
+
+With commands that are made up.
+"""
 
 from __future__ import annotations
 
