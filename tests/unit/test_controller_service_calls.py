@@ -408,9 +408,13 @@ async def test_leaders_that_are_away_do_not_keep_others_from_being_elected(servi
         controller_pb2.AlterPartitionsRequest(broker_id=3, broker_epoch=epochs[3], changes=[change]), None
     )
     assert [outcome.error for outcome in altered.outcomes] == [errors_pb2.ERROR_REASON_UNSPECIFIED]
-    elected = await services.admin.ElectPreferredLeaders(controller_pb2.ElectPreferredLeadersRequest(), None)
-    assert [outcome.error for outcome in elected.outcomes] == [errors_pb2.ERROR_REASON_UNSPECIFIED]
-    assert elected.left == 0
+    for goal, outcomes in (
+        (metadata_pb2.DRAIN_GOAL_LEADERSHIPS, []),
+        (metadata_pb2.DRAIN_GOAL_UNSPECIFIED, [errors_pb2.ERROR_REASON_UNSPECIFIED]),
+    ):
+        await services.admin.DrainBroker(controller_pb2.DrainBrokerRequest(broker_id=2, goal=goal), None)
+        elected = await services.admin.ElectPreferredLeaders(controller_pb2.ElectPreferredLeadersRequest(), None)
+        assert ([outcome.error for outcome in elected.outcomes], elected.left) == (outcomes, 0)
 
 
 # --- those who watch -----------------------------------------------------------------------------------------------

@@ -1764,7 +1764,7 @@ class ElectPreferredLeadersRequest(_message.Message):
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionRef]:
         """Which, at most 64, none twice. None: the first 64 of those that their preferred leader
-        can take over from another.
+        can take over from another, and is not being drained of.
         """
 
     def __init__(

@@ -206,12 +206,16 @@ class ControllerAdminServicer(TopicAdmin, controller_pb2_grpc.ControllerAdminSer
         return controller_pb2.ElectUncleanLeadersResponse(outcomes=outcomes, version=result.index)
 
     def _led_elsewhere(self) -> list[PartitionKey]:
-        """Those that their preferred leaders can take over. The others must not keep them from having their turn."""
+        """Those that their preferred leaders can take over. The others must not keep them from having their turn.
+
+        One that is being drained would have to give them away again at once.
+        """
         tables = self._state.tables
         roster = elections.Roster(tables.brokers)
 
         def may_move(partition: Partition) -> bool:
-            return elections.may_move(partition, partition.preferred_leader, roster)
+            preferred = partition.preferred_leader
+            return elections.may_move(partition, preferred, roster) and not roster.is_draining(preferred)
 
         return [key for key in sorted(tables.elsewhere_led) if may_move(tables.partitions[key])]
 
