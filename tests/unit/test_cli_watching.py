@@ -184,6 +184,8 @@ def test_drain_that_somebody_ended_or_that_has_nowhere_to_go_is_a_problem() -> N
     assert isinstance(ended.problem, InvalidArgumentError)
     nobody = stage(broker(1, drain="replicas", replicas=5), broker(2, fenced=True), broker(3, drain="replicas"))
     assert isinstance(nobody.problem, NotEnoughBrokersError)
+    alone = stage(broker(1, drain="leaderships", replicas=5), goal="leaderships")
+    assert isinstance(alone.problem, NotEnoughBrokersError)
     gone = draining._stage(Admin(broker(2)), broker(1), "replicas")  # type: ignore[arg-type]  # as much as it uses
     assert isinstance(gone.problem, UnknownBrokerError)
 

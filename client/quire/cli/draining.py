@@ -118,7 +118,7 @@ def _stage(admin: Admin, broker: BrokerDescription, goal: str) -> Stage:
     if replicas:
         parts.append(f"{count(replicas, 'replica')} ({count(len(moves), 'move')} under way)")
     text = f"{_name(broker)}: {' and '.join(parts)} to go"
-    if (stuck := _stuck(cluster, broker)) and replicas and not moves:
+    if not moves and (stuck := _stuck(cluster, broker)):
         return _ended(stuck)
     return Stage(left, text, document, note=_note(moves))
 
