@@ -201,9 +201,12 @@ async def test_without_its_last_member_in_sync_a_partition_is_offline_and_not_lo
             await each.ready()
         async with aio.Admin([each.address for each in others]) as admin:
             # They are let in, which is when they would be elected, and lack records.
-            described = await admin.describe_cluster()
-            assert [each.fenced for each in described.brokers if each.broker_id != last.id] == [False, False]
-            assert described.leaderless == PARTITIONS
+            async def nobody_leads() -> bool:
+                described = await admin.describe_cluster()
+                assert [each.fenced for each in described.brokers if each.broker_id != last.id] == [False, False]
+                return described.leaderless == PARTITIONS
+
+            await eventually(nobody_leads, lambda: "the lease of the one that died has not ended")
             topic = await admin.describe_topic(TOPIC)
             assert [(each.leader, each.isr) for each in topic.partitions] == [(None, (last.id,))] * PARTITIONS
         before = found.count

@@ -96,8 +96,8 @@ def _is_refused(producer: Producer, topic: str) -> bool:
 def test_damage_on_the_disk(cluster: SdkCluster) -> None:
     topic = cluster.topic()
     with Producer(cluster.addresses) as producer:
-        for number in range(20):
-            producer.send(topic, b"%02d" % number * 50).result(30)
+        for number in range(20):  # more than a broker remembers of what it has just written
+            producer.send(topic, b"%02d" % number * 2_000).result(30)
     (log,) = Path(cluster.broker.data_dir).glob(f"**/{topic}-*/0/records/*.log")
     with log.open("r+b") as file:
         file.seek(log.read_bytes().index(b"07" * 50))
